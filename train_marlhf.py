@@ -34,7 +34,7 @@ def build(run: Run[MARLHFConfig]) -> Trainer:
 
 
 def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any]:
-    """The sibling that ``rl_algorithm`` names, on a rollout scored by the reward model."""
+    """Return the trainer that ``rl_algorithm`` names, on a rollout scored by the reward model."""
     from trainers.magrpo import MAGRPOTrainer
     from trainers.ppo import PPOTrainer
 
@@ -49,7 +49,7 @@ def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any
 
 
 def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
-    """What the reward model starts from: ``reward_model_name``, or the last agent's base."""
+    """Return the reward model's base: ``reward_model_name``, or the last agent's base."""
     from comlrl.preferences.reward_training import RewardBase
 
     config, last = run.config, run.team.agents[-1]

@@ -1,4 +1,4 @@
-"""How faithful is each algorithm's credit? A small game of shards whose exact credit is known.
+"""The fidelity of each algorithm's credit, in a game of shards whose exact credit is known.
 
     python benchmarks/credit_fidelity.py [--holders 2 4 8] [--trees 100] [--honesty 0 0.5]
 

@@ -60,7 +60,7 @@ class _OtherName(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It ran under its real name; importlib has only replaced its ``__spec__``."""
+        """Restore ``__spec__``, which importlib replaced; the module ran under its real name."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)
 

@@ -41,7 +41,7 @@ class NonFiniteError(RuntimeError):
 
 
 def in_one_line(error: Exception) -> tuple[str, int] | None:
-    """Message and exit code of an error that is the user's or the disk's; None for others."""
+    """Return message and exit code of a user's or disk error; None for others."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -59,17 +59,17 @@ def report(error: Exception) -> int:
 
 
 def print_error(text: str) -> None:
-    """The line that a command ends with, from whichever process met the error."""
+    """Print the line that a command ends with, from whichever process met the error."""
     print(f"error: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def notice(text: str) -> None:
-    """A line on stderr, from the first process alone. Results go to stdout, this does not."""
+    """Print a line on stderr, from the first process only; results go to stdout."""
     _write("notice", text)
 
 
 def warning(text: str) -> None:
-    """As ``notice``, for what may spoil a run."""
+    """Print a warning, as ``notice``, for what may spoil a run."""
     _write("warning", text)
 
 

@@ -74,9 +74,9 @@ def tolerant_terminal() -> None:
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a JSONL file in order; a torn last line is left out.
+    """Yield the complete lines of a JSONL file in order; a torn last line is left out.
 
-    Raises ValueError, naming file and line, where another line is not JSON.
+    Raises ValueError, naming file and line, if another line is not JSON.
     """
     text = Path(path).read_text(encoding="utf-8")
     whole, _, _torn = text.rpartition("\n")
@@ -88,8 +88,10 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def keep(path: str | Path, wanted: Callable[[int, dict[str, Any]], bool]) -> None:
-    """Rewrite a JSONL file with the lines that ``wanted(index, line)`` accepts, in one atomic
-    step; a torn last line goes, and a file without lines. Nothing where there is no such file."""
+    """Rewrite a JSONL file with the lines that ``wanted(index, line)`` accepts, atomically.
+
+    A torn last line is removed, and a file without lines. A missing file is ignored.
+    """
     if Path(path).exists():
         kept = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]
         replace(path, "".join(json.dumps(line) + "\n" for line in kept))

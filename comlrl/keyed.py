@@ -14,14 +14,14 @@ Key = tuple[Any, ...]
 
 
 def uniforms(key: Key, count: int) -> np.ndarray:
-    """``count`` numbers in [0, 1) that depend on the key alone."""
+    """Return ``count`` numbers in [0, 1) that depend on the key alone."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     philox = np.random.Philox(key=int.from_bytes(digest, "little"))
     return np.random.Generator(philox).random(count)
 
 
 def normals(key: Key, count: int) -> torch.Tensor:
-    """``count`` standard normal numbers that depend on the key alone: inverse CDF of uniforms."""
+    """Return ``count`` standard normals that depend on the key alone: inverse CDF of uniforms."""
     import torch  # what answers at once needs the orders alone
 
     middle = uniforms((*key, "normal"), count).clip(1e-12, 1 - 1e-12)
@@ -29,5 +29,5 @@ def normals(key: Key, count: int) -> torch.Tensor:
 
 
 def order(key: Key, count: int) -> list[int]:
-    """A permutation of ``range(count)`` that depends on the key alone."""
+    """Return a permutation of ``range(count)`` that depends on the key alone."""
     return [int(i) for i in np.argsort(uniforms(key, count), kind="stable")]

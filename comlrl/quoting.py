@@ -7,7 +7,7 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Untrusted text without what could break a tokenizer or pose as a special token.
+    """Remove from untrusted text what could break a tokenizer or pose as a special token.
 
     Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
     """
@@ -20,7 +20,7 @@ def clean(text: str) -> str:
 
 
 def _token_start(text: list[str]) -> int | None:
-    """Where the special token begins that a text ends in."""
+    """Return where the special token begins that a text ends in."""
     if text[-3:] == ["<", "s", ">"]:
         return len(text) - 3
     if text[-4:] == ["<", "/", "s", ">"]:
@@ -34,8 +34,10 @@ def _token_start(text: list[str]) -> int | None:
 
 
 def printable(text: str) -> str:
-    """Text from outside as a terminal may show it: without control characters, which escape
-    sequences begin with."""
+    """Return external text that is safe on a terminal: without control characters.
+
+    Escape sequences begin with them.
+    """
     text = without_surrogates(text).replace("\r\n", "\n")
     return "".join(
         c if c.isprintable() or c in "\n\t" else " " if c.isspace() else "" for c in text
@@ -43,12 +45,12 @@ def printable(text: str) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """Lone surrogates become "?": no file, terminal or tokenizer takes them."""
+    """Replace lone surrogates with "?": no file, terminal or tokenizer accepts them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def clean_json(value: Any) -> Any:
-    """A value read from JSON, its texts and keys ``without_surrogates``."""
+    """Return a value read from JSON, its texts and keys ``without_surrogates``."""
     if isinstance(value, str):
         return value if value.isascii() else without_surrogates(value)
     if isinstance(value, list):
@@ -59,17 +61,17 @@ def clean_json(value: Any) -> Any:
 
 
 def cut(text: str, limit: int) -> str:
-    """At most ``limit`` characters, the last three dots where some are left out."""
+    """Cut to ``limit`` characters, the last three dots if some are left out."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Text from outside as a part of one line on a terminal."""
+    """Return external text as a part of one line on a terminal."""
     return cut(" ".join(printable(text[: 10 * limit]).split()), limit)
 
 
 def fenced(text: str) -> str:
-    """A block that the text cannot end: its fence is longer than any run of backticks in it."""
+    """Return a block that the text cannot end: its fence exceeds any run of backticks in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -13,7 +13,7 @@ from comlrl.types import Completion, Message, Score
 
 
 class Text(str):
-    """What an agent has written.
+    """A text that an agent has written.
 
     ``finished``: False where it was cut at ``max_new_tokens``. ``token_ids``: as sampled, the
     end-of-sequence token included.
@@ -37,7 +37,7 @@ class Agent:
         self._running, self._index = running, running.program.index(name)
 
     async def __call__(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> Text:
-        """One completion.
+        """Return one completion.
 
         ``prompt``: a text, which the agent reads as a user's message, after the message of
         ``prompts.system`` if there is one; or a whole conversation, messages with ``role``
@@ -72,7 +72,7 @@ class Agents(Mapping[str, Agent]):
 
     @property
     def base_url(self) -> str:
-        """Where clients of the OpenAI API reach the agents of this episode, each as a model."""
+        """The OpenAI-compatible address of this episode's agents, each served as a model."""
         return self._running.address.base_url
 
     @property
@@ -81,7 +81,7 @@ class Agents(Mapping[str, Agent]):
         return self._running.address.api_key
 
     async def score(self, texts: Sequence[str] | Mapping[str, str]) -> Score:
-        """The run's own reward for a text of each agent, by name or in their order."""
+        """Return the run's reward for a text of each agent, by name or in order."""
         if isinstance(texts, Mapping):
             texts = [texts[name] for name in self]
         if isinstance(texts, str) or len(texts) != len(self):
@@ -89,12 +89,12 @@ class Agents(Mapping[str, Agent]):
         return await self._running.score(tuple(map(str, texts)))
 
     async def reward(self, name: str, value: float) -> None:
-        """Pay one agent in the middle of an episode, for its calls so far."""
+        """Pay an agent a reward in the middle of an episode, for its calls so far."""
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(f"agents.reward takes a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))
 
 
 def room_for_process(agents: Agents) -> AbstractAsyncContextManager[None]:
-    """Waits until the episode may have a process."""
+    """Wait until the episode may start a process."""
     return agents._running.process()

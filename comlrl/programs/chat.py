@@ -56,7 +56,7 @@ class Written:
         self._texts: dict[tuple[str, ...], tuple[str, list[ToolCall], str]] = {}
 
     def keep(self, ids: Sequence[str], content: str, calls: list[ToolCall], text: str) -> None:
-        """Remember what was sent under these ids."""
+        """Store what was sent under these ids."""
         self._texts[tuple(ids)] = (content, calls, text)
 
     def text(self, ids: Sequence[str], content: str, calls: list[ToolCall]) -> str:

@@ -25,7 +25,7 @@ MAX_LINE = 65536  # bytes of output that the last line may have
 
 
 async def play_command(argv: Sequence[str], task: Task, agents: Agents) -> Any:
-    """An episode: one run of the command, which no shell sees. Raises EpisodeError."""
+    """Play an episode: one run of the command, without a shell. Raises EpisodeError."""
     async with room_for_process(agents):
         last, status = await _run(argv, task, agents)
     if status:
@@ -34,7 +34,7 @@ async def play_command(argv: Sequence[str], task: Task, agents: Agents) -> Any:
 
 
 async def _run(argv: Sequence[str], task: Task, agents: Agents) -> tuple[str, int]:
-    """The command's last line and its status."""
+    """Return the command's last line and its status."""
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=PIPE, stdout=PIPE, env=_environment(agents), start_new_session=True
     )
@@ -62,7 +62,7 @@ async def _send(process: asyncio.subprocess.Process, text: str) -> None:
 
 
 async def _last_line(process: asyncio.subprocess.Process) -> str:
-    """The last line of the output that is not empty."""
+    """Return the last line of the output that is not empty."""
     assert process.stdout is not None
     end = b""
     while part := await process.stdout.read(MAX_LINE):
@@ -71,7 +71,7 @@ async def _last_line(process: asyncio.subprocess.Process) -> str:
 
 
 def _reward(line: str) -> float | dict[str, float]:
-    """Raises EpisodeError for a line that is not a reward."""
+    """Parse a reward. Raises EpisodeError for a line that is not one."""
     try:
         found = json.loads(line)
     except ValueError:

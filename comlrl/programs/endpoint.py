@@ -50,7 +50,7 @@ class Endpoint:
     """The server of all episodes of a rollout; closed with their event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answers while ``loop`` runs. Made and asked for addresses by any thread."""
+        """Answer while ``loop`` runs. Any thread may create it or request addresses."""
         self._loop = loop
         self._episodes: dict[str, _Episode] = {}  # by path
         self._lock = threading.Lock()
@@ -151,8 +151,10 @@ class Endpoint:
 
 
 def _pass_proxies() -> None:
-    """Have clients in this process and its children reach the endpoint behind a proxy that the
-    environment names."""
+    """Let clients in this process and its children reach the endpoint without a proxy.
+
+    The environment may name one.
+    """
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     listed = [host.strip() for host in hosts.split(",") if host.strip()]
     if not {HOST, "*"} & set(listed):

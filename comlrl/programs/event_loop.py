@@ -32,11 +32,11 @@ class WaveLoop(asyncio.SelectorEventLoop):
 
     @property
     def listens(self) -> bool:
-        """Whether a socket or a child process may wake it, beside its own threads."""
+        """Whether a socket or a child process may wake it, besides its threads."""
         return len(self._events.get_map()) > 1
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        """What ``asyncio.to_thread`` uses; by default in daemons, for which no exit waits."""
+        """Run a function for ``asyncio.to_thread``; by default in daemon threads."""
         future = super().run_in_executor(executor or self._daemons, func, *args)
         self.in_threads += 1
         future.add_done_callback(self._came_back)

@@ -20,7 +20,7 @@ from comlrl.programs.program import Program
 
 
 def check_program(config: Config) -> None:
-    """Raises UserError for an algorithm or for settings that a program cannot have."""
+    """Raise UserError for an algorithm or settings that a program cannot have."""
     name, section = config.algorithm, config.section
     key = "program.target" if config.program.target is not None else "program.command"
     given = f"{key}: '{config.program.target or config.program.command}'"
@@ -49,7 +49,7 @@ def check_program(config: Config) -> None:
 
 
 def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path) -> Program | None:
-    """The program that a configuration names; None: it names none.
+    """Return the program that a configuration names, or None.
 
     ``key``: that of ``num_agents``. ``folder``: where the module is looked for first. Raises
     UserError.

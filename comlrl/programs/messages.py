@@ -15,8 +15,10 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """A conversation as messages, of texts that a tokenizer takes. Raises ValueError for a
-    malformed one."""
+    """Return a conversation as messages, with texts that a tokenizer accepts.
+
+    Raises ValueError for a malformed one.
+    """
     found = tuple(map(_message, prompt))
     if not found:
         raise ValueError("a prompt has no message")
@@ -24,7 +26,7 @@ def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def offered(tools: Any) -> tuple[Message, ...]:
-    """Tools as a prompt's beginning; nothing, where there are none. Raises ValueError."""
+    """Return tools as a prompt's beginning, empty if there are none. Raises ValueError."""
     if not tools:
         return ()
     if not isinstance(tools, Sequence) or not all(map(_is_function, tools)):
@@ -35,7 +37,7 @@ def offered(tools: Any) -> tuple[Message, ...]:
 
 
 def _is_function(tool: Any) -> bool:
-    """Whether it is of the form that the OpenAI API has, which chat templates read."""
+    """Return whether a tool has the form of the OpenAI API, which chat templates read."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
     return named and tool.get("type") == "function"

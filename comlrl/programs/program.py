@@ -14,7 +14,7 @@ Play = Callable[[Task, Any], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What ``program`` names, checked."""
+    """A checked program of the ``program`` section."""
 
     target: Target
     names_N: tuple[str, ...]  # of the agents
@@ -27,7 +27,7 @@ class Program:
         return self.target.found
 
     def index(self, name: str) -> int:
-        """An agent's place. Raises KeyError, whose message names the nearest."""
+        """Return an agent's index. Raises KeyError, whose message names the nearest name."""
         if name in self.names_N:
             return self.names_N.index(name)
         hint = near(str(name), self.names_N, "there are {}")
@@ -47,7 +47,7 @@ class UnknownAgent(KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an episode's program finds its agents, if it talks to a server."""
+    """The address of an episode's agents, for programs that talk to a server."""
 
     base_url: str
     api_key: str

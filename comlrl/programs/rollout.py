@@ -38,9 +38,12 @@ class ProgramRollout:
         process: Callable[[float], float] = lambda reward: reward,
         own_rewards: bool = True,
     ) -> None:
-        """``reward`` and ``prompts``: what ``agents.score`` and ``agents.prompts`` give.
-        ``process``: the reward processor. ``own_rewards``: agents learn from ``Score.by_agent``
-        where a score has it, instead of from the team's value."""
+        """Initialize the rollout.
+
+        ``reward`` and ``prompts``: for ``agents.score`` and ``agents.prompts``. ``process``: the
+        reward processor. ``own_rewards``: agents learn from ``Score.by_agent`` if a score has it,
+        instead of from the team's value.
+        """
         raise_open_limit()  # episodes have sockets and processes
         self.program, self.sampler, self.reward, self.prompts = program, sampler, reward, prompts
         self.seed, self.process, self.own_rewards = seed, process, own_rewards
@@ -53,9 +56,11 @@ class ProgramRollout:
         key: tuple,
         greedy_discount: float | None = None,
     ) -> list[EpisodeGroup]:
-        """``shape.num_generations`` episodes of each task, side by side. ``key`` (phase, training
-        step) goes into every sample's key. ``greedy_discount``: unless it is None, a greedy episode
-        of each task is played as well (ReMax). Raises TargetError for what the program raises."""
+        """Play ``shape.num_generations`` episodes of each task, in parallel.
+
+        ``key`` (phase, training step) is part of every sample's key. Raises TargetError for what
+        the program raises.
+        """
         groups = self.grow_each(tasks, shape, sampling, [key] * len(tasks))
         if greedy_discount is None:
             return groups
@@ -69,7 +74,7 @@ class ProgramRollout:
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
     ) -> list[EpisodeGroup]:
-        """The same with a key for each group, so that one task may have several."""
+        """Grow groups as ``grow`` does, with a key for each, so that a task may have several."""
         settings = RolloutSettings(
             program=self.program,
             sampler=self.sampler,

@@ -52,8 +52,9 @@ class EpisodeRunner:
         self._next_end = math.inf  # no episode's time is over before
 
     def play(self, tasks: Sequence[Task], keys: Sequence[tuple], count: int) -> list[list[Episode]]:
-        """``count`` episodes of each task and its key. Raises TargetError for the first that
-        fails."""
+        """Play ``count`` episodes of each task and its key. Raises TargetError for the first
+        failure.
+        """
         running = [
             [RunningEpisode(self.context, task, key, i, g) for g in range(count)]
             for i, (task, key) in enumerate(zip(tasks, keys, strict=True))
@@ -74,7 +75,7 @@ class EpisodeRunner:
             await self._all_ended
 
     async def _run(self, running: RunningEpisode) -> None:
-        """One episode, and what becomes of it."""
+        """Play one episode and record its result."""
         program = self.settings.program
         try:
             self._end(running, await program.play(running.task, Agents(running)))
@@ -104,7 +105,7 @@ class EpisodeRunner:
             self._all_ended.set_result(None)
 
     def _fail(self, running: RunningEpisode, why: str) -> None:
-        """An episode that cannot be played to its end: the run's end, or a score of 0."""
+        """End an episode that cannot continue: the run ends, or the score is 0."""
         if running.ended or self.context.closed:
             return
         if self.settings.program.on_error == "stop":
@@ -120,13 +121,13 @@ class EpisodeRunner:
             self._all_ended.set_exception(error)
 
     def _retrieve(self, task: asyncio.Task) -> None:
-        """Errors were reported by ``_run``; a signal that met an episode ends them all."""
+        """Stop all episodes on a signal that met this one; ``_run`` has reported errors."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Exception):
             self._stop(error)
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """asyncio tells here what a callback has raised, a signal's exception too."""
+        """Handle what a callback has raised, as reported by asyncio; a signal's exception too."""
         error = context.get("exception")
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             self._stop(error)
@@ -134,7 +135,7 @@ class EpisodeRunner:
             loop.default_exception_handler(context)
 
     def _when_idle(self, wait: float | None) -> float | None:
-        """What can be done where no callback is ready; how long to wait for what else may come.
+        """Work while no callback is ready; return how long to wait for further events.
 
         ``wait``: seconds until the next timer; None: there is none.
         """
@@ -158,7 +159,7 @@ class EpisodeRunner:
         return max(0.0, min(ends)) if ends else None
 
     def _patience(self, busy: Sequence[RunningEpisode], outside: bool) -> float:
-        """Seconds that a wave waits for what may still come into it."""
+        """Return the seconds that a wave waits for calls that may still join it."""
         if not busy:  # a thread, too, waits for its episode's call
             return 0.0
         if self.loop.in_threads:
@@ -193,6 +194,6 @@ class EpisodeRunner:
 
 
 def _only(error: BaseException) -> BaseException:
-    """Of a group of one error, as an asyncio.TaskGroup raises it, that error."""
+    """Return the only error of a group, as an asyncio.TaskGroup raises it."""
     inner: Sequence[BaseException] = getattr(error, "exceptions", ())
     return _only(inner[0]) if len(inner) == 1 else error

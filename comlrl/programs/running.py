@@ -37,7 +37,7 @@ MAX_PROCESSES = 128  # at once, of a rollout's commands; each has some five file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """What all episodes of a rollout have in common."""
+    """The settings that all episodes of a rollout share."""
 
     program: Program
     sampler: Sampler
@@ -61,7 +61,7 @@ class PendingCall:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of its randomness. An agent's first call has the key of a tree's first turn."""
+        """The random key. An agent's first call has the key of a tree's first turn."""
         settings, running = self.running.settings, self.running
         path = (self.number,) if self.number else ()
         return (settings.seed, *running.key, running.task.task_id, path, self.agent, running.g)
@@ -93,23 +93,24 @@ class Answers(Protocol):
     """Answers the calls and scores of a rollout's episodes."""
 
     def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
-        """The completion to come; cancelling withdraws the call."""
+        """Return a future completion; cancelling it withdraws the call."""
 
     def ask_score(self, score: PendingScore) -> asyncio.Future[Score]: ...
 
     def when_idle(self, patience: float) -> float | None:
-        """Where no episode can continue by itself at present: 0 after something was answered, else
-        the seconds until something will be; None: nothing waits for that.
+        """Return when to call again, while no episode can continue by itself.
 
-        ``patience``: seconds that answers may wait for others' calls."""
+        This is 0 after something was answered, else the seconds until something will be; None:
+        nothing waits for that. ``patience``: seconds that answers may wait for others' calls.
+        """
 
     def close(self) -> None:
-        """Ends what is under way in other threads."""
+        """Stop work in other threads."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RolloutContext:
-    """What the episodes of a rollout share, and by whom they are answered and ended."""
+    """The state that a rollout's episodes share, with those who answer and end them."""
 
     settings: RolloutSettings
     loop: asyncio.AbstractEventLoop
@@ -122,7 +123,7 @@ class RolloutContext:
     processes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROCESSES))
 
     def encode(self, agent: int, prompt: tuple[Message, ...]) -> tuple[int, ...]:
-        """Token ids of a prompt, which episodes of one task often share.
+        """Return token ids of a prompt, cached because episodes of a task often share it.
 
         A message that the model has no place for ends the run, whatever the program catches.
         """
@@ -139,7 +140,10 @@ class RunningEpisode:
     """One episode that is being played. Whoever plays it, calls are answered through here."""
 
     def __init__(self, context: RolloutContext, task: Task, key: tuple, place: int, g: int) -> None:
-        """``key`` (phase, training step) goes into every sample's key. ``place``: of the task."""
+        """Initialize the episode.
+
+        ``key`` (phase, training step) is part of every sample's key. ``place``: of the task.
+        """
         self.context, self.settings = context, context.settings
         self.program = context.settings.program
         self.task, self.key, self.place, self.g = task, key, (place, g), g
@@ -157,22 +161,22 @@ class RunningEpisode:
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """What stands before a prompt that is a plain text."""
+        """The messages before a prompt that is a plain text."""
         return self.settings.prompts.opening
 
     @cached_property
     def address(self) -> Address:
-        """Where programs outside find the episode's agents."""
+        """The address at which external programs reach the episode's agents."""
         return self.context.address(self)
 
     def first_prompts(self) -> tuple[str, ...]:
-        """What the domain has each agent read first."""
+        """Return the domain's first prompt of each agent."""
         return self.settings.prompts.first(self.task, len(self.program.names_N))
 
     async def call(
         self, agent: int, prompt: tuple[Message, ...], stop: tuple[str, ...] = ()
     ) -> Completion:
-        """One completion by one agent. ``stop``: texts that end it beside the run's.
+        """Return one completion by one agent. ``stop``: texts that end it besides the run's.
 
         Raises EpisodeError where the prompt does not fit, and UserError where ``encode`` does. More
         calls than the episode may make end it, whatever it catches.
@@ -198,7 +202,7 @@ class RunningEpisode:
         return await self._answer(self.context.answers.ask(call))
 
     async def score(self, texts_N: tuple[str, ...]) -> Score:
-        """What the run's reward gives for a text of each agent."""
+        """Return the run's reward for a text of each agent."""
         await self._open()
         action = JointAction(self.task, texts_N)
         score = await self._answer(self.context.answers.ask_score(PendingScore(self, action)))
@@ -206,13 +210,12 @@ class RunningEpisode:
         return score
 
     def pay(self, agent: int, value: float) -> None:
-        """A reward in the middle, for the agent's calls so far."""
+        """Pay a reward in the middle of the episode, for the agent's calls so far."""
         self.paid.append((agent, len(self.calls), value))
 
     @contextlib.asynccontextmanager
     async def process(self) -> AsyncIterator[None]:
-        """Room for a process, once there are fewer than ``MAX_PROCESSES``. The time until then is
-        not the episode's own."""
+        """Wait until fewer than ``MAX_PROCESSES`` run; the wait does not count as episode time."""
         await self._answer(asyncio.ensure_future(self.context.processes.acquire()))
         try:
             yield
@@ -220,7 +223,7 @@ class RunningEpisode:
             self.context.processes.release()
 
     async def _answer(self, answer: asyncio.Future[T]) -> T:
-        """An answer. The time until it is there is not the episode's own."""
+        """Await an answer; the wait does not count as episode time."""
         if not self.waiting:
             self._waiting_since = time.monotonic()
         self.waiting.add(answer)
@@ -232,12 +235,12 @@ class RunningEpisode:
                 self.deadline += time.monotonic() - self._waiting_since
 
     async def _open(self) -> None:
-        """Code that continues after the episode's end waits until it is cancelled."""
+        """Block code that continues after the episode's end until it is cancelled."""
         if self.ended or self.context.closed:
             await self.context.loop.create_future()
 
     def episode(self, given: Any, error: str | None = None) -> Episode:
-        """The finished episode. ``given``: what the program has returned. Raises TargetError."""
+        """Return the finished episode; ``given``: the program's result. Raises TargetError."""
         names_N, process = self.program.names_N, self.settings.process
         where = f"{self} gave"
         score = checked_score(_by_name(given, names_N, where), len(names_N), where)
@@ -268,7 +271,7 @@ class RunningEpisode:
 
 
 def _by_name(given: Any, names_N: Sequence[str], where: str) -> Any:
-    """A mapping from agents to numbers as a Score; anything else as it is."""
+    """Return a mapping from agents to numbers as a Score; anything else unchanged."""
     if not isinstance(given, Mapping):
         return given
     if set(given) != set(names_N):

@@ -36,7 +36,7 @@ class Served:
         loop: asyncio.AbstractEventLoop,
         stop: Callable[[BaseException], None],
     ) -> None:
-        """``stop``: ends the run, for errors that belong to no episode."""
+        """Initialize. ``stop``: ends the run, for errors that belong to no episode."""
         self.settings, self.sampler, self.loop, self.stop = settings, sampler, loop, stop
         self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
         self._scorer: asyncio.Task[None] | None = None
@@ -72,7 +72,7 @@ class Served:
         return completion
 
     async def _score(self) -> None:
-        """Whatever waits for a score, until nothing does."""
+        """Score waiting joint actions until none is left."""
         while waiting := [(score, answer) for score, answer in self._scores if not answer.done()]:
             self._scores = []
             waiting.sort(key=lambda pair: pair[0].running.place)
@@ -95,7 +95,7 @@ def weighted(
     sampling: Sampling,
     agents: int,
 ) -> list[list[Episode]]:
-    """The same episodes, whose calls have the weights of the sampler's."""
+    """Return the episodes, with the sampler's importance weights on their calls."""
     groups_N: list[dict[tuple[int, tuple[int, ...]], list[Call]]] = [{} for _ in range(agents)]
     for task, episodes in enumerate(episodes_BG):
         for call in (call for episode in episodes for call in episode.calls):

@@ -53,14 +53,14 @@ class Waves:
         pass
 
     def _score(self) -> None:
-        """All waiting joint actions, in one call of the reward."""
+        """Score all waiting joint actions in one call of the reward."""
         waiting, self._scores = sorted(self._scores, key=lambda s: s[0].running.place), []
         scores = self.settings.reward.score([score.action for score, _ in waiting])
         for (_, answer), score in zip(waiting, scores, strict=True):
             answer.set_result(score)
 
     def _sample(self) -> None:
-        """All waiting calls, in one call of the sampler for those with the same stops."""
+        """Sample all waiting calls, in one call of the sampler for those with the same stops."""
         waiting, self._calls = sorted(self._calls, key=lambda c: c[0].place), []
         for stop in dict.fromkeys(call.stop for call, _ in waiting):
             self._sample_with(stop, [pair for pair in waiting if pair[0].stop == stop])
@@ -68,7 +68,7 @@ class Waves:
     def _sample_with(
         self, stop: tuple[str, ...], waiting: list[tuple[PendingCall, asyncio.Future[Completion]]]
     ) -> None:
-        """Calls with these stops; like prompts are one request."""
+        """Sample calls with these stops; equal prompts form one request."""
         groups_N: list[dict[tuple[int, tuple[int, ...]], list[int]]] = [
             {} for _ in self.settings.program.names_N
         ]

@@ -57,9 +57,12 @@ class ApiClient:
         retries: int = 3,
         backoff: float = 1.0,
     ) -> None:
-        """``timeout``: seconds for one attempt, its complete answer included. ``backoff``: seconds
+        """Initialize the client.
+
+        ``timeout``: seconds for one attempt, its complete answer included. ``backoff``: seconds
         before the first retry; doubled for each further one. Raises ValueError for a malformed
-        address or key."""
+        address or key.
+        """
         self.timeout, self.retries, self.backoff = timeout, retries, backoff
         self._key = key
         headers = {"Authorization": f"Bearer {key}"} if key else {}

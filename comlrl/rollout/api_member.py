@@ -50,10 +50,13 @@ class ApiMember:
         retries: int = 3,
         backoff: float = 1.0,
     ) -> None:
-        """``key_env``: the environment variable that holds the key; None: the service wants none.
+        """Initialize the member.
+
+        ``key_env``: the environment variable that holds the key; None: the service needs none.
         ``cache``: a file of answers, which a resumed run reads; one process writes it.
-        ``on_error``: what a failure after the retries gives, the end of the run or an empty
-        completion. Raises UserError for a missing key and a malformed address."""
+        ``on_error``: the effect of a failure after the retries, the end of the run or an empty
+        completion. Raises UserError for a missing key and a malformed address.
+        """
         self.setting = f"agents.{role}.api"
         self.model, self.on_error = model, on_error
         key = os.environ.get(key_env) if key_env else None
@@ -164,8 +167,7 @@ class AnswerCache:
     which holds at most twice as many."""
 
     def __init__(self, path: Path | None, limit: int = MAX_CACHED) -> None:
-        """``path``: None keeps them in memory alone. Lines that a killed run left torn are
-        skipped."""
+        """Open the cache; without a ``path`` it is in memory only. Torn lines are skipped."""
         self._path, self._limit = path, limit
         self._answers: dict[str, Answer] = {}
         self._lines = 0

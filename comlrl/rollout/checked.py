@@ -26,7 +26,7 @@ class CheckedReward(Reward):
     """
 
     def __init__(self, reward: Any, target: Target, by_agent: bool = False) -> None:
-        """``by_agent``: its class says that it gives each agent its own reward."""
+        """Initialize. ``by_agent``: whether the class promises a reward for each agent."""
         self.reward, self.target, self.by_agent = reward, target, by_agent
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
@@ -130,7 +130,7 @@ class CheckedDomain:
 
 
 def checked_score(given: Any, agents: int, where: str) -> Score:
-    """A user's score of ``agents`` agents, or plain number, as a Score.
+    """Return a user's score of ``agents`` agents, or plain number, as a Score.
 
     Raises TargetError, which begins with ``where``, for anything else.
     """
@@ -157,7 +157,7 @@ def checked_score(given: Any, agents: int, where: str) -> Score:
 
 
 def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None:
-    """Each agent's own reward, checked."""
+    """Return each agent's reward, checked."""
     if score.by_agent is None:
         return None
     given = score.by_agent
@@ -177,12 +177,12 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
 
 
 def _fits(number: float) -> bool:
-    """Whether a reward can be squared and added up in the float32 of a loss."""
+    """Return whether a reward can be squared and summed in the float32 of a loss."""
     return abs(number) <= LARGEST
 
 
 def _number(value: Any) -> float:
-    """A number, or an array's only one; not a number for anything else."""
+    """Return a number, or an array's only one; NaN for anything else."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return math.nan
     try:

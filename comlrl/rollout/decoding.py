@@ -30,11 +30,11 @@ class Decoding(Protocol):
     cache: prefix_cache.SharedPrefixCache
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Last hidden state of each prompt, (P, D)."""
+        """Return the last hidden state of each prompt, (P, D)."""
         ...
 
     def begin(self, prompt_of_R: Tensor) -> None:
-        """Prefill is over; row r continues prompt ``prompt_of_R[r]``."""
+        """Begin decoding after prefill; row r continues prompt ``prompt_of_R[r]``."""
         ...
 
     def keep(self, rows: Tensor) -> None:
@@ -42,7 +42,7 @@ class Decoding(Protocol):
         ...
 
     def step(self, tokens_R: Tensor) -> Tensor:
-        """Hidden states of each row's newest token, (R, D)."""
+        """Return hidden states of each row's newest token, (R, D)."""
         ...
 
 
@@ -139,12 +139,12 @@ class ByFastDecoder:
 
 
 def _filled(index: Tensor, count: int) -> Tensor:
-    """Up to ``count`` with the last of them."""
+    """Pad to ``count`` by repeating the last."""
     return torch.cat([index, index[-1:].expand(count - len(index))])
 
 
 def routes(adapters: Sequence[str | None], prompt_of_row: Tensor) -> Routes:
-    """Blocks of rows that go through one adapter; ``adapters``: whose each prompt is."""
+    """Return blocks of rows with the same adapter; ``adapters``: one per prompt."""
     counts = torch.bincount(prompt_of_row, minlength=len(adapters)).tolist()
     blocks: list[tuple[str | None, slice]] = []
     end = 0

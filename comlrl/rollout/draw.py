@@ -17,7 +17,7 @@ Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents)
 
 
 def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor | None:
-    """Which tokens may complete a stop of each way of sampling, (ways, V); None: no way has any."""
+    """Return which tokens may complete a stop, per way of sampling, (ways, V); None: none may."""
     if not any(stops):
         return None
     table = torch.zeros(len(stops), agent.vocabulary, dtype=torch.bool)
@@ -70,7 +70,7 @@ class Draw:
             self.survivors = Survivors(*shape, support[0], agent.device)
 
     def __call__(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """The next token of each of these rows, from its last hidden state (rows, width)."""
+        """Return the next token of each row, from its last hidden state (rows, width)."""
         self.note_written(len(rows))
         if self.head is not None:
             hidden = self.head(hidden, self.latents[rows])
@@ -82,7 +82,7 @@ class Draw:
         self.on_written(more)
 
     def tokens(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """As a call, without counting and ``head``."""
+        """Sample tokens as a call does, without counting and ``head``."""
         logits = self.agent.logits(hidden).float()
         if len(self.ways) == 1:
             return self.drawn(logits, rows, step, self.ways[0])
@@ -94,7 +94,7 @@ class Draw:
         return tokens
 
     def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Which of these rows are done at this step; ``tokens``: of all rows, −1 after an end."""
+        """Return which of these rows end at this step; ``tokens``: of all rows, −1 after an end."""
         last = tokens[rows, step]
         stopped = (last >= 0) & self.stop_V[last.clamp(min=0)]
         if self.completing is not None:

@@ -54,10 +54,10 @@ class Generator(TeamReader):
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of each agent's requests, in order: a tuple with one for each key.
+        """Sample completions of each agent's requests, in order: a tuple with one for each key.
 
-        Agents that share a base decode in one batch; others one after the other. Raises
-        NonFiniteError where logits are not finite.
+        Agents that share a base decode in one batch; others sequentially. Raises NonFiniteError if
+        logits are not finite.
         """
         if self.team.router is not None:
             return self._batch(range(len(requests_N)), requests_N, sampling)
@@ -70,7 +70,7 @@ class Generator(TeamReader):
     def _batch(
         self, agents: Sequence[int], requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """These agents' requests, all through one model."""
+        """Sample these agents' requests, all through one model."""
         flat = [
             (agent, request)
             for agent, requests in zip(agents, requests_N, strict=True)
@@ -141,8 +141,10 @@ class Generator(TeamReader):
     def _chunks(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling
     ) -> Iterator[list[int]]:
-        """Indices of requests of like length, those of one prompt side by side; at most
-        ``max_batch_tokens`` cache slots each."""
+        """Yield indices of requests of similar length, those of one prompt side by side.
+
+        Each chunk has at most ``max_batch_tokens`` cache slots.
+        """
         number = _prompts(owned)
         prompt = [(owner, request.prompt_ids) for owner, request in owned]
         chunk: list[int] = []
@@ -178,7 +180,7 @@ def _any_kernels() -> Iterator[None]:
 
 
 def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int, ...]], int]:
-    """(agent, its prompt) of all these requests, each once → its number."""
+    """Return (agent, its prompt) → its number, for the distinct prompts of these requests."""
     found = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
     return {prompt: number for number, prompt in enumerate(found)}
 
@@ -186,7 +188,7 @@ def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int,
 def _decode_shared(
     by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: Draw
 ) -> torch.Tensor:
-    """Sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path."""
+    """Return sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path."""
     device = prompt_of_row.device
     hidden = by.prefill(prompts)[prompt_of_row]
     by.begin(prompt_of_row)
@@ -216,7 +218,7 @@ def _decode_plain(
     prompt_of_row: torch.Tensor,
     draw: Draw,
 ) -> torch.Tensor:
-    """The same with an ordinary cache and left padding, for any causal language model."""
+    """Return sampled tokens with an ordinary cache and left padding, for any causal LM."""
     device = agent.device
     longest = max(map(len, prompts))
     pad = agent.tokenizer.pad_token_id
@@ -243,7 +245,7 @@ def _decode_plain(
 
 
 def _to_completions(agent: Agent, tokens: torch.Tensor, draw: Draw) -> list[Completion]:
-    """Of each row; tokens of shape (rows, max_new_tokens), −1 after a row's end."""
+    """Return each row's completion; tokens (rows, max_new_tokens), −1 after a row's end."""
     stop = set(agent.stop_ids)
     ids = [tuple(t for t in row if t >= 0) for row in tokens.tolist()]
     texts = agent.tokenizer.batch_decode(ids, skip_special_tokens=True)

@@ -87,8 +87,11 @@ class Rollout:
         process: Callable[[float], float] = lambda reward: reward,
         own_rewards: bool = False,
     ) -> None:
-        """``process``: the reward processor. ``own_rewards``: agents learn from
-        ``Score.by_agent`` where a score has it, instead of from the team's value."""
+        """Initialize the rollout.
+
+        ``process``: the reward processor. ``own_rewards``: agents learn from ``Score.by_agent`` if
+        a score has it, instead of from the team's value.
+        """
         self.sampler, self.reward, self.transition = sampler, reward, transition
         self.seed, self.process, self.prompts = seed, process, prompts
         self.own_rewards = own_rewards
@@ -96,7 +99,7 @@ class Rollout:
 
     @property
     def returns_by_agent(self) -> bool:
-        """Whether each agent has its own return."""
+        """Whether each agent has a separate return."""
         return self.own_rewards
 
     def grow(
@@ -107,9 +110,7 @@ class Rollout:
         key: tuple,
         greedy_discount: float | None = None,
     ) -> list[Tree]:
-        """One tree for each task. ``key`` (phase, training step) goes into every sample's key.
-        ``greedy_discount``: γ of the greedy rollouts from each node's state (ReMax), which the
-        trees then have too; None: there are none."""
+        """Grow one tree per task. ``key`` (phase, training step) is part of every sample's key."""
         grown = self._grow(tasks, shape, sampling, [key] * len(tasks))
         trees = [tree for tree, _ in grown]
         if greedy_discount is None:
@@ -126,13 +127,13 @@ class Rollout:
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
     ) -> list[Tree]:
-        """The same with a key for each tree, so that one task may have several."""
+        """Grow trees as ``grow`` does, with a key for each, so that a task may have several."""
         return [tree for tree, _ in self._grow(tasks, shape, sampling, keys)]
 
     def by(
         self, sampler: Sampler, reward: Reward | None = None, transition: Transition | None = None
     ) -> Rollout:
-        """The same with another sampler, and with another reward and transition where given."""
+        """Return a copy with another sampler, and optionally another reward and transition."""
         return Rollout(
             sampler, reward or self.reward, transition or self.transition, self.prompts,
             seed=self.seed, history=self.builder.history, process=self.process,
@@ -217,7 +218,7 @@ class Rollout:
         ]
 
     def _requests(self, frontier: Sequence[_Pending], shape: Shape) -> list[list[Request]]:
-        """Each agent's; none of one that does not act."""
+        """Return each agent's requests; none for agents that do not act."""
         return [
             [self._request(p, agent, shape) for p in frontier if agent in p.acting]
             for agent in range(shape.num_agents)
@@ -261,7 +262,7 @@ class Rollout:
         )
 
     def _own_rewards(self, scores: Sequence[Score], agents: int) -> tuple[tuple[float, ...], ...]:
-        """Each agent's processed rewards of joint actions; empty where all agents share theirs."""
+        """Return each agent's processed rewards of joint actions; empty if all share theirs."""
         if not self.own_rewards or all(score.by_agent is None for score in scores):
             return ()
         return tuple(
@@ -276,7 +277,7 @@ class Rollout:
         shape: Shape,
         sampling: Sampling,
     ) -> list[_Pending]:
-        """The next level: the turn's next stage, or what follows the turn."""
+        """Return the next level: the turn's next stage, or what follows the turn."""
         actions = [
             _Action(pending, node, index, k)
             for pending, node, index in zip(frontier, level, indices, strict=True)
@@ -289,7 +290,7 @@ class Rollout:
         return [self._pending(state, shape, sampling) for state in states]
 
     def _next_turn(self, actions: Sequence[_Action], shape: Shape) -> list[State]:
-        """The states after every joint action that is continued, with feedback on each."""
+        """Return the states after every joint action that is continued, with feedback on each."""
         turns: dict[tuple, list[_Action]] = {}  # by where they began
         for action in actions:
             if action.node.turn < shape.num_turns and not action.node.terminated:
@@ -306,7 +307,7 @@ class Rollout:
         return [_after_turn(a, feedback_N) for a, feedback_N in zip(chosen, feedback, strict=True)]
 
     def _handed_on(self, actions: Sequence[_Action], shape: Shape) -> Sequence[_Action]:
-        """Which joint actions of a turn are continued."""
+        """Return the joint actions of a turn that are continued."""
         if shape.handoff is None:
             return actions
         count = min(shape.handoff_width, len(actions))
@@ -329,7 +330,10 @@ class Rollout:
         sampling: Sampling,
         discount: float,
     ) -> list[_Chain]:
-        """One greedy joint action a turn, from each state on."""
+        """Return each agent's discounted reward of greedy chains, and all their nodes.
+
+        Rewards are processed, from one greedy joint action per turn, starting at each state.
+        """
         chains = [_Chain([0.0] * chain.num_agents) for _ in starts]
         for turn, stage in itertools.product(range(1, chain.num_turns + 1), chain.stages):
             at = [i for i, p in enumerate(starts) if (p.state.turn, p.acting) == (turn, stage)]
@@ -346,13 +350,13 @@ class Rollout:
 
 
 def _greedy(pending: _Pending) -> _Pending:
-    """The same node, from where a greedy rollout begins."""
+    """Return the same node, as the start of a greedy rollout."""
     state = replace(pending.state, key=(*pending.state.key, "greedy"))
     return replace(pending, state=state)
 
 
 def _with_greedy(tree: Tree, chains_S: Sequence[_Chain]) -> Tree:
-    """The tree with the greedy rollouts from its nodes."""
+    """Return the tree with the greedy rollouts from its nodes."""
     return replace(
         tree,
         greedy_SN=tuple(tuple(chain.returns_N) for chain in chains_S),
@@ -361,14 +365,14 @@ def _with_greedy(tree: Tree, chains_S: Sequence[_Chain]) -> Tree:
 
 
 def _turn(reading: Reading, sampled_G: tuple[Completion, ...]) -> AgentTurn:
-    """What an agent read and wrote. Its texts begin with the prefill, its tokens after it."""
+    """Return what an agent read and wrote. Its texts include the prefill, its tokens do not."""
     if reading.prefill:
         sampled_G = tuple(replace(c, text=reading.prefill + c.text) for c in sampled_G)
     return AgentTurn(reading.prompt, reading.ids, sampled_G, reading.dropped)
 
 
 def _within_turn(action: _Action) -> State:
-    """The same turn, where the next agent reads what was written."""
+    """Return the state in the same turn, where the next agent reads what was written."""
     pending = action.pending
     return replace(
         pending.state,
@@ -381,7 +385,7 @@ def _within_turn(action: _Action) -> State:
 
 
 def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
-    """The next turn, where each agent reads feedback on its attempt."""
+    """Return the state in the next turn, where each agent reads feedback on its attempt."""
     state = _within_turn(action)
     past_N = tuple(
         (*past, Exchange(prompt, response, shown))
@@ -402,9 +406,12 @@ def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
 
 
 def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...], ...]:
-    """align: the g-th of each agent. cross: the Cartesian product, the last agent fastest.
+    """Return joint actions as indices of the agents' completions.
+
+    align: the g-th of each agent. cross: the Cartesian product, the last agent fastest.
     counterfactual: those of align, and each of them with one agent's completion replaced by each of
-    its siblings; in the order of cross."""
+    its siblings; in the order of cross.
+    """
     aligned = tuple((g,) * agents for g in range(count))
     if mode == "align":
         return aligned

@@ -23,8 +23,10 @@ class LatentSampler:
     """
 
     def __init__(self, policy: HeterogeneousPolicy, inner: Generator) -> None:
-        """``inner``: samples for agent 0, the shared policy, with ``policy.layer`` before its
-        head."""
+        """Initialize. ``inner``: agent 0's sampler, with ``policy.layer`` before its head.
+
+        Agent 0 is the shared policy.
+        """
         self.policy, self.inner = policy, inner
 
     @property
@@ -45,8 +47,10 @@ class LatentSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of each agent's requests, in order: one generation call for all agents that
-        sample alike."""
+        """Sample completions of each agent's requests, in order.
+
+        All agents with the same sampling settings share one generation call.
+        """
         flat = [request for requests in requests_N for request in requests]
         if not flat:
             return [[] for _ in requests_N]
@@ -67,7 +71,7 @@ class LatentSampler:
         return [[next(carried) for _ in requests] for requests in requests_N]
 
     def _latents(self, requests: Sequence[Request], *, greedy: bool) -> list[Latent]:
-        """What each request reads and its agent's memory → its latent; greedy takes the mean."""
+        """Return latents from each prompt and its agent's memory; greedy uses the mean."""
         agent = self.inner.team.agents[0]
         observation = observations(agent, [request.prompt_ids for request in requests])
         blank = torch.zeros(self.policy.sizes["hidden"])

@@ -28,13 +28,15 @@ class Holding(Protocol):
     """A sampler whose policies can be held as they are."""
 
     def hold(self) -> Sampler:
-        """What samples by the present policies while they are updated, until the next ``hold`` or
-        ``release``. A collective call where models are split."""
+        """Return a sampler of the present policies while they are updated.
+
+        It lasts until the next ``hold`` or ``release``. A collective call if models are split.
+        """
 
     def release(self) -> None: ...
 
     def leave(self) -> None:
-        """Sampling that is under way in other threads raises an error."""
+        """Stop sampling in other threads by raising an error there."""
 
 
 # Shape, sampling and the greedy discount: what a step's trees are grown with, whatever its tasks
@@ -65,10 +67,13 @@ class OverlappedRollout:
         *,
         processes: Processes,
     ) -> None:
-        """``present``: grows what was not begun beforehand. ``reward``, ``transition``: its own,
-        but without collective calls. ``weigh``: gives the completions of older policies their
-        weights; a collective call where models are split. ``taken``: is called once nothing is
-        grown beforehand any more, with whether the trees are used."""
+        """Initialize the rollout.
+
+        ``present``: grows what was not begun in advance. ``reward``, ``transition``: separate ones,
+        without collective calls. ``weigh``: gives the completions of older policies their weights;
+        a collective call if models are split. ``taken``: is called once nothing is growing in
+        advance any more, with whether the trees are used.
+        """
         self.present, self.sampler, self.prompts = present, present.sampler, present.prompts
         self.seed, self.returns_by_agent = present.seed, present.returns_by_agent
         self.grow_each = present.grow_each
@@ -86,7 +91,7 @@ class OverlappedRollout:
         key: tuple,
         greedy_discount: float | None = None,
     ) -> list[Tree]:
-        """What was grown beforehand; or new trees, where that was for something else."""
+        """Return the trees grown in advance, or new ones if these do not match."""
         self._latest = growth = (shape, sampling, greedy_discount)
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -99,8 +104,10 @@ class OverlappedRollout:
         return self.present.grow(tasks, shape, sampling, key, greedy_discount)
 
     def begin(self, tasks: Sequence[Task], key: tuple) -> None:
-        """Begin to grow what will be asked for next, as the latest trees were grown. A collective
-        call where models are split. Raises what holding the policies raises."""
+        """Begin to grow the next trees with the settings of the latest ones.
+
+        A collective call if models are split. Raises the errors of holding the policies.
+        """
         assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
         rollout = self._without_collectives.by(self.holding.hold())
         shape, sampling, discount = self._latest
@@ -110,12 +117,14 @@ class OverlappedRollout:
         self._ahead = _Ahead(self._latest, list(tasks), key, grown)
 
     def release(self) -> None:
-        """Nothing is grown beforehand: let go of the policies that were held."""
+        """Release the policies that were held; nothing is growing in advance."""
         self.holding.release()
 
     def wait(self) -> None:
-        """Until nothing is being grown. A collective call where models are split. Raises the error
-        that has ended the growth."""
+        """Wait until nothing is growing. A collective call if models are split.
+
+        Raises the error that has ended the growth.
+        """
         if self._ahead is not None:
             self._await(self._ahead)
 
@@ -127,7 +136,7 @@ class OverlappedRollout:
             wait([grown], PAUSE)
 
     def _await(self, ahead: _Ahead) -> None:
-        """Until its end, on all processes; the trees stay where they are."""
+        """Wait for its end on all processes; the trees stay where they are."""
 
         def finish() -> None:
             _result(ahead.grown)

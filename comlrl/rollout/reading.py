@@ -48,13 +48,13 @@ class State:
         return self.path[: len(self.path) - len(self.written)]
 
     def joint_action(self, written: Sequence[Completion]) -> JointAction:
-        """What all agents wrote in this turn."""
+        """Return what all agents wrote in this turn."""
         return JointAction(self.task, texts(written), self.turn, self.history)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What an agent reads at a node."""
+    """The prompt that an agent reads at a node."""
 
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
@@ -72,9 +72,11 @@ class PromptBuilder:
     history: History
 
     def read(self, state: State, agent: int, sampling: Sampling) -> Reading:
-        """``sampling``: the agent's own. Raises PromptTooLongError where nothing more can be left
-        out: first the oldest turns go, then the ends of what the agents before it wrote, as far as
-        needed."""
+        """Build an agent's prompt. ``sampling``: the agent's settings.
+
+        If it is too long, the oldest turns go first, then the ends of what the agents before it
+        wrote, as far as needed. Raises PromptTooLongError if nothing more can be left out.
+        """
 
         place = (state.task, agent, len(state.prompt_N))
         ids: tuple[int, ...] = ()  # of the prompt that was tried last

@@ -220,13 +220,13 @@ class StaticDraw:
 
 
 class StaticSupports:
-    """What truncation left, as ``truncation.Survivors`` gives it."""
+    """The support of truncation, in the form of ``truncation.Survivors``."""
 
     def __init__(self, support_RTS: Tensor, threshold_RT: Tensor) -> None:
         self.support_RTS, self.threshold_RT = support_RTS.cpu(), threshold_RT.cpu()
 
     def of_rows(self, lengths: Sequence[int]) -> list[SamplingSupport]:
-        """Those of each row's first tokens, ``lengths`` of them."""
+        """Return the support of each row's first ``lengths`` tokens."""
         found = []
         for row, length in enumerate(lengths):
             ids = self.support_RTS[row, :length]

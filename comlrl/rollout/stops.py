@@ -28,7 +28,7 @@ class StopTexts:
         self._reach = max(map(len, (*texts, *twice))) + max(map(len, texts))
 
     def completed_by(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last of these tokens, of which none before completed a stop, does."""
+        """Return whether the last token completes a stop, given that no earlier one does."""
         if not token_ids or token_ids[-1] not in self.completing:
             return False
         count = 16  # tokens at the end, which is where the stop is
@@ -43,12 +43,12 @@ class StopTexts:
             count *= 2
 
     def end(self, token_ids: Sequence[int]) -> int | None:
-        """The number of tokens up to the end of the first stop; None where there is no stop."""
+        """Return the number of tokens up to the end of the first stop, or None without a stop."""
         counts = (i for i, token in enumerate(token_ids, 1) if token in self.completing)
         return next((i for i in counts if self.completed_by(token_ids[:i])), None)
 
     def text_before(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens that a stop ends, before the stop and without special tokens."""
+        """Return the text of tokens that a stop ends, before the stop, without special tokens."""
         text = self.tokenizer.decode(token_ids)
         text = text[: self._place(text)]
         for token in set(token_ids) & set(self.tokenizer.all_special_ids):
@@ -56,12 +56,12 @@ class StopTexts:
         return text
 
     def _place(self, text: str) -> int | None:
-        """Where the first stop in a text begins."""
+        """Return where the first stop in a text begins."""
         places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 
 
 @lru_cache(maxsize=16)
 def stop_texts(tokenizer: Any, texts: tuple[str, ...]) -> StopTexts:
-    """One for all agents and batches: a vocabulary is decoded once."""
+    """Return the stop texts, shared by agents and batches: a vocabulary is decoded once."""
     return StopTexts(tokenizer, texts)

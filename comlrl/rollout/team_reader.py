@@ -1,4 +1,4 @@
-"""How agents read their prompts, for every sampler of a team."""
+"""The reading of prompts, for every sampler of a team."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TeamReader:
     """Prompts as the tokens of each agent's own model."""
 
     def __init__(self, team: Team, max_length: int) -> None:
-        """``max_length``: tokens of prompt and completion together."""
+        """Initialize. ``max_length``: tokens of prompt and completion together."""
         self.team, self.max_length = team, max_length
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:

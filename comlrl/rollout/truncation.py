@@ -62,8 +62,10 @@ def _nucleus_of(
     top_p: float,
     total: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nucleus of each row, (rows, vocabulary), among its likeliest tokens; whether it lies
-    there as a whole. ``total``: the mass of each row, (rows, 1)."""
+    """Return each row's nucleus, (rows, vocabulary), and whether it is complete.
+
+    It is searched among the likeliest tokens. ``total``: the mass of each row, (rows, 1).
+    """
     before = ordered.cumsum(-1) - ordered
     inside = before < top_p * total
     settled = ordered.sum(-1) >= top_p * total[:, 0]
@@ -82,7 +84,10 @@ class Survivors:
         self.ids: list[torch.Tensor] = []
 
     def note(self, whole: torch.Tensor, left: torch.Tensor, rows: torch.Tensor, step: int) -> None:
-        """``whole``, ``left``: probabilities before and after truncation, (rows, vocabulary)."""
+        """Record the support of a step.
+
+        ``whole``, ``left``: probabilities before and after truncation, (rows, vocabulary).
+        """
         survives = left > 0
         counts = survives.sum(-1)
         small = counts <= self.limit
@@ -96,7 +101,7 @@ class Survivors:
         self.ids.append(ids.int())
 
     def of_rows(self, lengths: Sequence[int]) -> list[SamplingSupport]:
-        """Those of each row's first tokens, ``lengths`` of them; later notes are dropped."""
+        """Return the support of each row's first ``lengths`` tokens; later notes are dropped."""
         order = torch.cat(self.rows).argsort(stable=True)
         ids, counts = torch.cat(self.ids)[order].cpu(), self.counts.cpu()
         parts = ids.split(counts.sum(-1).tolist())

@@ -37,8 +37,10 @@ class ServedSampler(Sampler, Protocol):
     """A Sampler of servers, which form their batches of whatever comes."""
 
     def present(self) -> AsyncSampler:
-        """What samples by the present policies, until they are updated. A collective call where
-        models are split."""
+        """Return a sampler of the present policies, until they are updated.
+
+        A collective call if models are split.
+        """
 
     def weighted(
         self,
@@ -46,7 +48,7 @@ class ServedSampler(Sampler, Protocol):
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """What ``present`` has sampled, with the weights that ``sample`` would give."""
+        """Return what ``present`` has sampled, with the weights that ``sample`` would give."""
 
 
 class Reward(Protocol):
@@ -63,15 +65,17 @@ class Reward(Protocol):
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        """One score for each joint action, in their order."""
+        """Return one score for each joint action, in order."""
 
     def for_evaluation(self) -> Reward:
-        """The same reward where what it costs matters less: it may measure more. Both have the
-        same workers, and closing one closes both."""
+        """Return the reward for evaluation, which may measure more at a higher cost.
+
+        Both share their workers, and closing either closes both.
+        """
         return self
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Stop what was started."""
 
 
 class Transition(Protocol):
@@ -89,7 +93,7 @@ class Conventions(NamedTuple):
 
 
 class Domain(Protocol):
-    """What a team works on: all that is particular to one kind of work.
+    """A team's domain: all that is particular to one kind of work.
 
     A class that names this one as its base has the methods below that have a body. Agents stand
     in one order everywhere: that of ``roles``.
@@ -104,26 +108,30 @@ class Domain(Protocol):
     reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
-        """A row of the data as a task. Raises ValueError, naming the field, for a bad one."""
+        """Return a data row as a task. Raises ValueError, naming the field, for a bad one."""
 
     def roles(self, num_agents: int) -> tuple[str, ...]:
-        """What the agents are called: the keys of ``prompts``, and names in logs and reports.
-        Raises ValueError for a number of agents that cannot share this work."""
+        """Return the agents' names: the keys of ``prompts``, and names in logs and reports.
+
+        Raises ValueError for a number of agents that cannot share this work.
+        """
 
     def templates(self, num_agents: int) -> tuple[str, ...]:
-        """Each agent's first prompt, its fields in braces."""
+        """Return each agent's first prompt, its fields in braces."""
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
-        """For each agent, what stands in the place of each of ``fields``."""
+        """Return, for each agent, the value of each of ``fields``."""
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """What each agent writes, by name, as shown to other agents and an expert."""
+        """Return what each agent writes, by name, as shown to other agents and an expert."""
         return self.roles(num_agents)
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """What an agent that acts after others in its turn reads after its prompt of what they
-        wrote. ``written``: the texts of those before it, in their order, at least one; cleaned of
-        special tokens."""
+        """Return what a later agent of a turn reads, after its prompt, of the earlier texts.
+
+        ``written``: the texts of those before it, in order, at least one; cleaned of special
+        tokens.
+        """
         parts = self.parts(task, num_agents)[: len(written)]
         return "\n".join(
             f"{part}, as it was written:\n{textwrap.indent(text, '> ', lambda line: True)}\n"
@@ -131,8 +139,10 @@ class Domain(Protocol):
         )
 
     def for_chat(self) -> Domain:
-        """The same work in other words, for agents whose models have a chat template: of it,
-        ``templates``, ``revision``, ``prefill`` and ``handed_on`` are read."""
+        """Return the domain worded for agents whose models have a chat template.
+
+        Its ``templates``, ``revision``, ``prefill`` and ``handed_on`` are used.
+        """
         return self
 
     def styles(self) -> Mapping[str, Domain]:
@@ -141,46 +151,51 @@ class Domain(Protocol):
         return {}
 
     def problem(self, task: Task) -> str:
-        """The problem, as an expert and a reader of the report see it."""
+        """Return the problem, as an expert and a reader of the report see it."""
 
     def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
-        """Raises ValueError, in one line that begins with the key, for ``reward.arguments`` that
-        have no effect on so many agents."""
+        """Raise ValueError for ``reward.arguments`` without effect on this number of agents.
+
+        The message is one line that begins with the key.
+        """
         return
 
     def greatest_reward(self, num_agents: int) -> float | None:
-        """The most that its own reward gives; None: not known."""
+        """Return the greatest value of the domain's reward, or None if unknown."""
         return None
 
     def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
-        """What is to be known of a joint action beyond its reward, by name. A metric is the mean
-        over the joint actions that give it."""
+        """Return further measures of a joint action, by name.
+
+        A metric is the mean over the joint actions that have it.
+        """
         return {}
 
     def conventions(self, action: JointAction) -> Conventions | None:
-        """How the agents shared the work, where several ways are known; None: they are not."""
+        """Return how the agents shared the work, or None if no conventions are defined."""
         return None
 
     def described(self, score: Score) -> Mapping[str, Any]:
-        """``score.facts`` as JSON, for the samples that are kept and shown."""
+        """Return ``score.facts`` as JSON, for stored and displayed samples."""
         return {}
 
     def solution(self, score: Score) -> str | None:
-        """What the agents made together, as others score it; None: there is no such thing."""
+        """Return the agents' joint result, as others score it; None: there is no such thing."""
         return None
 
     def reference(self, task: Task, num_agents: int) -> tuple[str, ...] | None:
-        """Completions that solve a task, from a solution that its row holds; None: it has none."""
+        """Return completions that solve a task, from its row's solution; None: it has none."""
         return None
 
     def failure(self, score: Score) -> str:
-        """Why a joint action did not pass, in a line."""
+        """Return why a joint action did not pass, in a line."""
         return f"reward {score.task_value:.4g}"
 
     def modes(self) -> Mapping[str, Callable[..., Transition]]:
-        """Its own external modes beside the general ones, by name; the first is its default.
+        """Return the domain's external modes beside the general ones, by name; the first is
+        default.
 
-        What one is made with: for parameters of these names, ``prompts`` (a
+        They are called with arguments for parameters of these names: ``prompts`` (a
         ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
         """
         return {}

@@ -1,4 +1,4 @@
-"""What a rollout makes of a task: trees of turns, and the episodes of programs."""
+"""Results of a rollout: trees of turns, and the episodes of programs."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class Shape:
 
     @property
     def chain(self) -> Shape:
-        """The same with one joint action a turn."""
+        """The shape with one joint action per turn."""
         return replace(
             self, num_generations=1, later_generations=None, joint_mode="align", handoff=None,
             num_generations_sequential=1,
         )  # fmt: skip
 
     def generations(self, agent: int, turn: int = 1) -> int:
-        """Completions of this agent at a node of this turn."""
+        """Return this agent's number of completions at a node of this turn."""
         if agent > 0 and self.turn_order == "sequential":
             return self.num_generations_sequential
         return self.num_generations if turn == 1 else self.later_generations or self.num_generations
 
     def joint_actions(self, agents: int, generations: int) -> int:
-        """K of a node at which so many agents have so many completions each."""
+        """Return K, the number of joint actions of a node with these agents and generations."""
         if self.joint_mode == "align" or agents == 1:
             return generations
         if self.joint_mode == "cross" or agents == 2:
@@ -77,7 +77,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """What one agent read and wrote at one node."""
+    """The prompt and completions of one agent at one node."""
 
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
@@ -103,7 +103,7 @@ class JointAction:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a joint action is worth, and why."""
+    """The value of a joint action, and its reasons."""
 
     value: float  # of the team; where ``by_agent`` is given, the mean of its task rewards
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
@@ -142,7 +142,7 @@ class Node:
     own_rewards_KN: tuple[tuple[float, ...], ...] = ()
 
     def rewards_of(self, agent: int) -> tuple[float, ...]:
-        """What an agent learns from, for each joint action: its own reward, or the team's."""
+        """Return an agent's reward for each joint action: its separate one, or the team's."""
         return tuple(own[agent] for own in self.own_rewards_KN) or self.rewards_K
 
     @property
@@ -170,7 +170,7 @@ class Tree:
 
     @property
     def num_agents(self) -> int:
-        """Of the whole team, also where they act at separate nodes."""
+        """The number of agents in the team, also where they act at separate nodes."""
         return max(node.acting.stop for node in self.nodes)
 
     @property
@@ -190,7 +190,7 @@ class Tree:
 
     @property
     def final_score(self) -> Score:
-        """Of a chain: the score of its last turn."""
+        """The score of a chain's last turn."""
         return self.nodes[-1].scores_K[0]
 
     def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
@@ -199,7 +199,7 @@ class Tree:
             yield from ((node.turn, *own) for own in zip(node.acting, node.agents_N, strict=True))
 
     def scored_actions(self) -> list[JointAction]:
-        """The joint actions that the reward has scored."""
+        """Return the joint actions that the reward has scored."""
         return [
             self.joint_action(index, action)
             for index, node in enumerate(self.nodes)
@@ -207,19 +207,21 @@ class Tree:
         ]
 
     def children(self, index: int) -> dict[int, int]:
-        """Joint action → index of the child node that it led to."""
+        """Return joint action → index of the child node that it led to."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
 
     def turn_starts(self) -> list[int]:
-        """For each node the one at which its turn began: itself, where all agents act at once."""
+        """Return the node where each node's turn began: itself if all agents act simultaneously."""
         starts: list[int] = []
         for index, node in enumerate(self.nodes):
             starts.append(index if node.first_agent == 0 else starts[node.parent])
         return starts
 
     def path(self, index: int, action: int) -> tuple[tuple[int, int, int], ...]:
-        """Node, agent and generation of each agent's completion in a node's joint action, in the
-        agents' order; up to those that act at the node."""
+        """Return node, agent and generation of each completion in a node's joint action.
+
+        They are in the agents' order, up to those that act at the node.
+        """
         node = self.nodes[index]
         acting = zip(node.acting, node.joint_actions_K[action], strict=True)
         here = tuple((index, agent, g) for agent, g in acting)
@@ -228,7 +230,7 @@ class Tree:
         return (*self.path(node.parent, node.parent_action), *here)
 
     def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
-        """What each agent read and wrote for a scored joint action, in their order."""
+        """Return what each agent read and wrote for a scored joint action, in order."""
         team = []
         for at, agent, g in self.path(index, action):
             turn = self.nodes[at].agents_N[agent - self.nodes[at].first_agent]
@@ -236,14 +238,14 @@ class Tree:
         return tuple(team)
 
     def without_support(self) -> Tree:
-        """The same without ``Completion.support``."""
+        """Return the tree without ``Completion.support``."""
         nodes = tuple(
             replace(n, agents_N=tuple(map(_without_support, n.agents_N))) for n in self.nodes
         )
         return replace(self, nodes=nodes)
 
     def joint_action(self, index: int, action: int) -> JointAction:
-        """A scored joint action as texts, with those of the turns before it."""
+        """Return a scored joint action as texts, with those of the turns before it."""
         completions_N = tuple(c.text for _, c in self.team(index, action))
         node = start = self.nodes[index]
         while start.first_agent > 0:
@@ -295,7 +297,7 @@ class Episode:
     error: str | None = None  # why it ended early, where ``program.on_error`` is zero
 
     def calls_of(self, agent: int) -> tuple[Call, ...]:
-        """The calls of one agent, in their order."""
+        """Return the calls of one agent, in order."""
         return tuple(call for call in self.calls if call.agent == agent)
 
 
@@ -333,7 +335,7 @@ class EpisodeGroup:
 
     @property
     def final_score(self) -> Score:
-        """Of a single episode: its score."""
+        """The score of a single episode."""
         return self.episodes_G[-1].score
 
     def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
@@ -341,11 +343,11 @@ class EpisodeGroup:
         return ((1, call.agent, call.as_turn) for e in self.episodes_G for call in e.calls)
 
     def scored_actions(self) -> list[JointAction]:
-        """The joint actions that the reward has scored."""
+        """Return the joint actions that the reward has scored."""
         return [e.joint_action for e in self.episodes_G if e.joint_action is not None]
 
     def without_support(self) -> EpisodeGroup:
-        """The same without what the tokens were chosen from, for other processes."""
+        """Return the group without its tokens' support, for other processes."""
         return replace(
             self,
             greedy=None,

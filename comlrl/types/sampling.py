@@ -39,7 +39,7 @@ class SamplingSupport:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an agent wrote once."""
+    """A completion of an agent."""
 
     text: str  # decoded without special tokens; where a text stopped it, what stands before that
     # every sampled token: the end-of-sequence token included, and those of the text that stopped it
@@ -61,7 +61,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn; temperature 0 is greedy."""
+    """Sampling settings; temperature 0 is greedy."""
 
     temperature: float
     max_new_tokens: int
@@ -76,7 +76,7 @@ class Sampling:
     by_agent: tuple[Sampling, ...] = ()
 
     def of(self, agent: int) -> Sampling:
-        """How this agent's tokens are drawn."""
+        """Return this agent's sampling settings."""
         return self.by_agent[agent] if self.by_agent else self
 
     @property
@@ -89,7 +89,7 @@ class Sampling:
         return max((own.max_new_tokens for own in self.by_agent), default=self.max_new_tokens)
 
     def with_sets(self, max_support: int | None) -> Sampling:
-        """The same with another ``max_support``, for all agents."""
+        """Return the settings with another ``max_support``, for all agents."""
         by_agent = tuple(replace(own, max_support=max_support) for own in self.by_agent)
         return replace(self, max_support=max_support, by_agent=by_agent)
 

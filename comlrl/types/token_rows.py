@@ -35,7 +35,7 @@ class Row:
         weights: Iterable[float],
         indices: Iterable[int],
     ) -> Row:
-        """Completions as they were sampled, their weights times their importance."""
+        """Return completions as they were sampled, their weights times their importance."""
         ids = tuple(completion.token_ids for completion in completions)
         own = tuple(
             w * completion.importance for w, completion in zip(weights, completions, strict=True)
@@ -52,14 +52,14 @@ class Row:
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """How many tokens of each completion the policy chose."""
+        """The number of tokens of each completion that the policy chose."""
         contexts = self.contexts or (0,) * len(self.completions)
         return tuple(
             len(ids) - context for ids, context in zip(self.completions, contexts, strict=True)
         )
 
     def part(self, start: int, end: int) -> Row:
-        """These of its completions."""
+        """Return these of its completions."""
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
@@ -89,13 +89,13 @@ class TokenBatch:
     importance_A: torch.Tensor | None = None  # float64: π/μ of each action's completion; None: 1
 
     def corrected(self, value_A: torch.Tensor) -> torch.Tensor:
-        """Values of the sampled actions, whose expectation is then under the trained policy."""
+        """Weight the sampled actions' values; the expectation is then under the trained policy."""
         if self.importance_A is None:
             return value_A
         return value_A * self.importance_A.to(value_A)
 
 
 def importances_of(completions: Sequence[Completion]) -> tuple[float, ...]:
-    """π/μ of each completion; empty where all were drawn by the trained policy."""
+    """Return π/μ of each completion; empty if all were drawn by the trained policy."""
     importances = tuple(completion.importance for completion in completions)
     return importances if any(importance != 1 for importance in importances) else ()

@@ -17,7 +17,7 @@ class Graphs:
     """Captured at the first call, replayed afterwards."""
 
     def __init__(self, capturing: bool) -> None:
-        """``capturing``: whether there is a GPU, and graphs are wanted."""
+        """Initialize. ``capturing``: whether there is a GPU, and graphs are enabled."""
         self.capturing = capturing
         self.pool: Any = torch.cuda.graph_pool_handle() if self.capturing else None
         self.of: dict[Hashable, Any] = {}

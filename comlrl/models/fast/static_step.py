@@ -84,7 +84,7 @@ class StaticBatch:
         length: int,
         tokens: int,
     ) -> None:
-        """``names``: the adapters in the batch, each once."""
+        """Initialize the batch. ``names``: the adapters in the batch, each once."""
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
         self.device, rows = weight.device, prompts * siblings

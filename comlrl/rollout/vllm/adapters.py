@@ -29,7 +29,7 @@ class Adapters:
     """Several processes may share a server: they give the same weights one name."""
 
     def __init__(self, team: Team, servers_N: Sequence[Servers], folder: Path) -> None:
-        """``servers_N``: of each agent; ``folder``: the servers read it too."""
+        """Initialize. ``servers_N``: of each agent; ``folder``: also read by the servers."""
         self.team, self.servers_N = team, servers_N
         self.folder = (folder / f"process_{distributed.rank()}").resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
@@ -55,7 +55,7 @@ class Adapters:
         self._unload_replaced()
 
     def close(self) -> None:
-        """Unload what was loaded from the servers that are there, and remove the files."""
+        """Unload adapters from the servers that are still there, and remove the files."""
         loaded = self._replaced | {name: agent for agent, name in self.names.items()}
         self._run(loaded, Servers.unload)
         shutil.rmtree(self.folder, ignore_errors=True)

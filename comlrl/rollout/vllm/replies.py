@@ -1,4 +1,4 @@
-"""What a vLLM server replies, checked before anything is sampled, learned or printed from it.
+"""Validation of a vLLM server's replies, before anything is sampled, learned or printed.
 
 Anything that is not of the documented form raises BadReply: a reply that is wrong once is not
 asked for again.
@@ -55,7 +55,9 @@ class BadReply(ServerError):
 
 
 def base_model(url: str, reply: Any) -> tuple[str, int | None]:
-    """Name of the base model, and how many tokens the server holds, where it says so.
+    """Return the base model's name, and the server's token limit, if it reports one.
+
+    Raises UserError: the request is made at the start of a run.
 
     Raises UserError: the server is asked at the start of a run.
     """
@@ -70,7 +72,7 @@ def base_model(url: str, reply: Any) -> tuple[str, int | None]:
 
 
 def model_names(url: str, reply: Any) -> list[str]:
-    """All that requests may name: the base model and the adapters."""
+    """Return all names that requests may use: the base model and the adapters."""
     return [model["id"] for model in _models(url, reply)]
 
 
@@ -82,7 +84,7 @@ def _models(url: str, reply: Any) -> list[dict[str, Any]]:
 
 
 def top_two(url: str, reply: Any) -> tuple[float, float]:
-    """The two greatest log-probabilities at the first position of a reply's only completion."""
+    """Return the two greatest log-probabilities at the first position of the only completion."""
     (choice,) = _choices(url, reply, 1)
     tops = _mappings(_logprobs(choice).get("top_logprobs"))
     values = list(tops[0].values()) if tops else []
@@ -103,7 +105,7 @@ class Drawn:
     )  # the tokens that truncation left at each position
 
     def up_to(self, tokens: int) -> Drawn:
-        """Its first tokens."""
+        """Return its first tokens."""
         support_L = None if self.support_L is None else self.support_L[:tokens]
         return Drawn(self.token_ids[:tokens], self.logprob_L[:tokens], support_L)
 
@@ -111,7 +113,7 @@ class Drawn:
 def completions(
     url: str, reply: Any, *, count: int, max_tokens: int, vocabulary: int, support: bool = False
 ) -> list[Drawn]:
-    """The completions in the order of their indices. ``support``: with what truncation left."""
+    """Return the completions by index. ``support``: with the support of truncation."""
     return [
         _completion(url, choice, max_tokens, vocabulary, support)
         for choice in _choices(url, reply, count)
@@ -147,7 +149,7 @@ def _completion(
 
 
 def _logprob_of_tokens(choice: Mapping[str, Any]) -> Any:
-    """Of each token, in the form of /v1/completions or of /inference/v1/generate."""
+    """Return each token's entry, in the form of /v1/completions or /inference/v1/generate."""
     found = _logprobs(choice)
     if "content" not in found:
         return found.get("token_logprobs")
@@ -183,14 +185,17 @@ def _logprobs(choice: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mappings(value: Any) -> list[dict[str, Any]]:
-    """A list of mappings; empty where that is something else."""
+    """Return a list of mappings; empty if it is something else."""
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         return []
     return value
 
 
 def _is_logprob(value: Any) -> bool:
-    """Comparisons leave out NaN; and integers of any size need not be turned into floats."""
+    """Return whether a value is a log-probability.
+
+    Comparisons exclude NaN, and integers of any size need no conversion to float.
+    """
     return type(value) in (int, float) and LEAST_LOGPROB <= value <= ROUNDING
 
 

@@ -55,10 +55,13 @@ class VLLMSampler(TeamReader):
         max_length: int,
         sampling: Sampling,
     ) -> None:
-        """``servers_N``: of each agent, one object for agents that share theirs. ``folder``: for
-        adapters; the servers read it too. ``max_length``: tokens of prompt and completion
-        together. ``sampling``: training's. Raises UserError where a server cannot serve this
-        team. In lock-step the first process asks for all, and the others have no servers."""
+        """Initialize the sampler.
+
+        ``servers_N``: of each agent, one object for agents that share theirs. ``folder``: for
+        adapters; the servers read it too. ``max_length``: tokens of prompt and completion together.
+        ``sampling``: training's. Raises UserError if a server cannot serve this team. In lock-step
+        only the first process has servers and sends the requests of all.
+        """
         super().__init__(team, max_length)
         self.servers_N = servers_N
         self.servers = tuple(dict.fromkeys(servers_N))
@@ -78,8 +81,10 @@ class VLLMSampler(TeamReader):
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of each agent's requests, in order: a tuple with one for each key. Raises
-        ServerError."""
+        """Sample completions of each agent's requests, in order: a tuple with one for each key.
+
+        Raises ServerError.
+        """
         if any(requests_N):
             self.adapters.load_moved()
         names = dict(self.adapters.names)
@@ -91,7 +96,7 @@ class VLLMSampler(TeamReader):
         requests_N: Sequence[Sequence[Request]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """``sample`` by these adapters, which are loaded. ``names``: of each agent of the team."""
+        """Sample with these loaded adapters. ``names``: of each agent of the team."""
         answers_N = [
             [submit(self.ask(names, i, request, sampling, self.slots)) for request in requests]
             for i, requests in enumerate(requests_N)
@@ -111,8 +116,10 @@ class VLLMSampler(TeamReader):
             raise
 
     def present(self) -> HeldSampler:
-        """What samples by the present adapters, until weights move. A collective call where
-        models are split. Raises ServerError where adapters cannot be loaded."""
+        """Return a sampler of the present adapters, until weights change.
+
+        A collective call if models are split. Raises ServerError if adapters cannot be loaded.
+        """
         self.adapters.load_moved()
         return HeldSampler(self, dict(self.adapters.names))
 
@@ -122,20 +129,22 @@ class VLLMSampler(TeamReader):
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """As they are: nothing that is sampled here is learned from."""
+        """Return completions unchanged: nothing that is sampled here is learned from."""
         return [list(groups) for groups in groups_N]
 
     def hold(self) -> HeldSampler:
-        """What samples by the present adapters, which stay loaded until ``hold`` or ``release`` is
-        called again. Both are for when nothing is sampled by those held before. A collective call
-        where models are split. Raises ServerError where adapters cannot be loaded."""
+        """Return a sampler of the present adapters, which stay loaded until the next call.
+
+        The next ``hold`` or ``release`` ends them; no sampling with those held before may be under
+        way. A collective call if models are split. Raises ServerError if adapters cannot be loaded.
+        """
         self.adapters.pin(False)
         self.adapters.load_moved()
         self.adapters.pin(True)
         return HeldSampler(self, dict(self.adapters.names))
 
     def release(self) -> None:
-        """Unload the adapters that were held, where others have replaced them."""
+        """Unload the adapters that were held, if others have replaced them."""
         self.adapters.pin(False)
 
     def leave(self) -> None:
@@ -144,12 +153,12 @@ class VLLMSampler(TeamReader):
             servers.leave()
 
     def close(self) -> None:
-        """Unload what was loaded, from the servers that are still there."""
+        """Unload the adapters from the servers that are still there."""
         self.leave()
         self.adapters.close()
 
     def _begin(self, sampling: Sampling) -> None:
-        """See that the servers are fit for this team."""
+        """Check that the servers fit this team."""
         for agent in self.team.agents:
             if isinstance(agent.model.get_output_embeddings(), LoraLayer):
                 raise UserError(
@@ -166,7 +175,7 @@ class VLLMSampler(TeamReader):
             ) from error
 
     def _check(self, sampling: Sampling) -> None:
-        """Raises UserError where a server is too small or gives other log-probabilities."""
+        """Raise UserError if a server is too small or has other log-probabilities."""
         bases = {server: self._base(server) for joined in self.servers for server in joined.members}
         for agent in self.team.agents:
             if (temperature := sampling.of(agent.index).temperature) != 1:
@@ -177,7 +186,7 @@ class VLLMSampler(TeamReader):
                     )
 
     def _base(self, server: Server) -> str:
-        """The model that a server holds. Raises UserError where the server is too small."""
+        """Return the model that a server holds. Raises UserError if the server is too small."""
         base, length = server.check()
         if length is not None and length < self.max_length:
             raise UserError(
@@ -254,7 +263,7 @@ class HeldSampler:
     weights move, and makes no collective call."""
 
     def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
-        """``names``: of the adapters, by agent."""
+        """Initialize. ``names``: of the adapters, by agent."""
         self.engine, self.names = engine, names
         self.encode, self.fits, self.token_texts = engine.encode, engine.fits, engine.token_texts
         self._slots = _slots(engine.servers, SINGLE_IN_FLIGHT)
@@ -301,12 +310,12 @@ def _completion(agent: Agent, drawn: Drawn, sampling: Sampling) -> Completion:
 
 
 def _wants_support(sampling: Sampling) -> bool:
-    """Whether the tokens that truncation leaves are to be returned, to learn over them."""
+    """Return whether to request the tokens that truncation leaves, to learn over them."""
     return sampling.truncates and sampling.max_support is not None
 
 
 def _support(support_L: Sequence[Sequence[int]]) -> SamplingSupport:
-    """A server returns whole sets, of whatever size."""
+    """Return the support; a server returns complete sets, of any size."""
     return SamplingSupport(
         torch.tensor([len(ids) for ids in support_L], dtype=torch.int32),
         torch.tensor([token for ids in support_L for token in ids], dtype=torch.int32),
@@ -317,8 +326,10 @@ def _support(support_L: Sequence[Sequence[int]]) -> SamplingSupport:
 def _check_processed(
     server: Server, base: str, stop_id: int, temperature: float, seconds: float
 ) -> None:
-    """Raises UserError where log-probabilities are not those of tempered logits, whose differences
-    halve where the temperature doubles; and ServerError."""
+    """Raise UserError if log-probabilities are not those of tempered logits; and ServerError.
+
+    Their differences halve when the temperature doubles.
+    """
 
     def difference(temperature: float) -> float:
         body = {

@@ -46,7 +46,9 @@ class Server:
     called from other threads."""
 
     def __init__(self, url: str) -> None:
-        """``url``: without ``/v1`` or a slash at its end. Raises UserError for a malformed one."""
+        """Initialize. ``url``: without ``/v1`` or a final slash. Raises UserError for a malformed
+        one.
+        """
         self.url = url
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key := os.environ.get("VLLM_API_KEY"):

@@ -43,9 +43,12 @@ class Servers:
         first_wait: float = 1.0,
         ending: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``patience``: seconds without an answer, and after which servers that are all away are
-        given up. ``first_wait``: seconds before a server that is away is first looked for again;
-        doubled each time. ``ending``: whether the run was asked to end."""
+        """Initialize.
+
+        ``patience``: seconds without an answer, and after which servers that are all away are given
+        up. ``first_wait``: seconds before a missing server is first tried again; doubled each time.
+        ``ending``: whether the run is about to end.
+        """
         self.patience, self.first_wait, self.ending = patience, first_wait, ending
         self.members = tuple(map(Server, urls))
         self.away: dict[Server, asyncio.Task[None]] = {}  # and what ends once they are back
@@ -78,7 +81,7 @@ class Servers:
         await gather(self._unless_left(self._load(server, adapters)) for server in self._here())
 
     async def unload(self, names: Collection[str]) -> None:
-        """Unload adapters everywhere; from a server that is away once it is back."""
+        """Unload adapters everywhere; from a missing server once it is back."""
         for name in names:
             self._adapters.pop(name, None)
         self._unloaded |= set(names)
@@ -196,7 +199,7 @@ class Servers:
             self._lose(server, str(error))
 
     def _lose(self, server: Server, failure: str) -> None:
-        """Leave a server out until it answers again."""
+        """Exclude a server until it answers again."""
         self._failure = failure
         if server in self.away:
             return
@@ -208,7 +211,7 @@ class Servers:
         self._waits.setdefault(server, self.first_wait)
 
     async def _take_back(self, server: Server) -> None:
-        """Look for a server until it answers and has the adapters."""
+        """Poll a server until it answers and has the adapters."""
         while True:
             wait = self._waits.get(server, self.first_wait)
             await asyncio.sleep(wait)

@@ -16,7 +16,7 @@ from rewards.code.analysis.scopes import Definition, Names, Variable
 
 @dataclass(frozen=True, slots=True)
 class MainUse:
-    """How main uses the helpers."""
+    """The uses of the helpers in main."""
 
     called: tuple[str, ...] = ()  # as far as the text tells: mentioned
     ignored: tuple[str, ...] = ()  # called as a bare statement, or into a name never read
