@@ -28,6 +28,7 @@ from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from trainers.launch.checks.shipped import CONFIGS, config_file, train_command
 from trainers.launch.commands.child_runs import INTERRUPTED, ChildRuns, last_line
+from trainers.launch.commands.command_line import DEFAULT_CONFIGS
 
 if TYPE_CHECKING:
     import optuna
@@ -80,7 +81,7 @@ class Sweep:
 
     def command_line(self, point: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
         """The process of a point; ``more`` overrides come last and win."""
-        items = [f"{name}={value}" for name, value in point.items()]
+        items = [f"{name}={value}" for name, value in point.items() if name != "config"]
         line: list[str] = []
         for part in self.command:
             match part:
@@ -90,6 +91,7 @@ class Sweep:
                     line.append(sys.executable)
                 case "${program}":
                     line += train_command(self.program) or [self.program]
+                    line += [f"--config={point['config']}"] if "config" in point else []
                 case "${args_no_hyphens}":
                     line += items
                 case _:
@@ -128,6 +130,12 @@ def read_sweep(path: str | Path) -> Sweep:
     parameters = tuple(_parameter(n, p) for n, p in (tree.get("parameters") or {}).items())
     if not parameters:
         raise UserError("parameters: none are given; write `parameters: {key: {values: […]}}`")
+    named = any(p.name == "config" for p in parameters)
+    if "command" not in tree and not named and Path(program).stem[6:] not in DEFAULT_CONFIGS:
+        raise UserError(
+            "parameters.config: is missing, and there is no `command` with --config; give e.g. "
+            "`config: {value: magrpo_quickstart}`"
+        )
     ranges = [p.name for p in parameters if not p.choices]
     if method == "grid" and ranges:
         raise UserError(f"parameters.{ranges[0]}: a grid needs `values`, not a range")

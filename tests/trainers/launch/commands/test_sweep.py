@@ -183,6 +183,19 @@ def test_what_a_local_sweep_cannot_read_is_named(tmp_path, more, message):
         read_sweep(_sweep_file(tmp_path, **{"parameters": {"a.x": {"values": [1]}}} | more))
 
 
+def test_a_file_without_a_command_names_its_configuration_as_a_parameter(tmp_path):
+    tree = yaml.safe_load(_sweep_file(tmp_path, {"a.x": {"values": [1]}}).read_text())
+    del tree["command"]
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match=r"parameters\.config"):
+        read_sweep(file)
+    tree["parameters"]["config"] = {"value": "magrpo_quickstart"}
+    file.write_text(yaml.safe_dump(tree))
+    line = read_sweep(file).command_line({"a.x": "1", "config": "magrpo_quickstart"}, ["b=2"])
+    assert line[-5:] == ["--config=magrpo_quickstart", "--override", "a.x=1", "--override", "b=2"]
+
+
 def test_mistakes_on_the_command_line_are_one_line(tmp_path, capsys):
     assert script.main([str(tmp_path / "no.yaml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
