@@ -121,6 +121,9 @@ class TableSampler:
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return (int(prompt[0].content.split()[0]),)
 
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return [str(digit) for digit in token_ids]
+
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return True
 

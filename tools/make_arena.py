@@ -17,12 +17,14 @@ import itertools
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.builtin import DATASETS
+from rewards.arena.shards import NAMES, right_answer
 from tools.making import Row
 
 # fmt: off
@@ -33,6 +35,7 @@ SYMBOLS = (
 # fmt: on
 NUMBERS = range(1, 10)
 QUESTIONS = ("largest", "median", "pair")
+BLOCK, PROPOSALS = 64, 8000  # of the balancing of shards' evaluation rows
 BATCH = 16  # rows of a game that has nothing to vary
 SHIPPED: dict[str, tuple[int, int]] = {  # game → training rows, evaluation rows
     "codebook": (16, 16),
@@ -112,7 +115,39 @@ def _shards(
             found.append({"numbers": numbers, "question": question})
             if question != "pair":
                 found.append({**found[-1], "numbers": [numbers[1], numbers[0], *numbers[2:]]})
+    if evaluation and question != "pair":
+        for start in range(0, num, BLOCK):
+            _balance(found[start : start + BLOCK], rng, question)
     return found[:num]
+
+
+def _balance(rows: list[Row], rng: random.Random, question: str) -> None:
+    """Reorder the numbers after the first two until each of any N holders is right about as
+    often: a judge that always names one of them then scores the floor."""
+    holders = len(rows[0]["numbers"])
+
+    def imbalance() -> int:
+        total = 0
+        for n in range(3, holders + 1):
+            right = Counter(right_answer(row["numbers"][:n], question) for row in rows)
+            total += sum((n * right[name.lower()] - len(rows)) ** 2 for name in NAMES[:n])
+        return total
+
+    least = imbalance()
+    for _ in range(PROPOSALS if holders > 2 else 0):
+        at = 2 * rng.randrange(len(rows) // 2)
+        before = rows[at]["numbers"][2:]
+        unused = [n for n in NUMBERS if n not in rows[at]["numbers"]]
+        after = [*before, *unused]
+        i, j = rng.randrange(len(before)), rng.randrange(len(after))
+        after[i], after[j] = after[j], after[i]
+        for row in rows[at : at + 2]:
+            row["numbers"][2:] = after[: len(before)]
+        if (changed := imbalance()) <= least:
+            least = changed
+        else:
+            for row in rows[at : at + 2]:
+                row["numbers"][2:] = before
 
 
 def write_shipped(datasets: Mapping[str, Mapping[str, Path]]) -> None:

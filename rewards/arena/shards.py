@@ -12,6 +12,7 @@ equal, for which numbers need not differ and the judge answers yes or no.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,9 +38,15 @@ Say {question}. Write one word.
 """
 
 
-def floor(holders: int, question: str = "largest") -> float:
-    """Return 1/N for a name; 1/2 for ``pair``, where half of the rows have one."""
-    return 0.5 if question == "pair" else 1 / holders
+def floor(holders: int, question: str = "largest", numbers: int | None = None) -> float:
+    """Return 1/N for a name. For ``pair``: 1 − C(N, 2) / (2 C(M, 2)), the share of rows without a
+    pair among their first N numbers, where half of them have one among all M.
+
+    ``numbers``: M of a row; None: N.
+    """
+    if question != "pair":
+        return 1 / holders
+    return 1 - math.comb(holders, 2) / (2 * math.comb(numbers or holders, 2))
 
 
 def optimum() -> float:
@@ -126,7 +133,9 @@ class Shards(Game):
         )
 
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        return Bounds(floor(num_agents - 1, task.fields["question"]), optimum())
+        fields = task.fields
+        lowest = floor(num_agents - 1, fields["question"], len(fields["numbers"]))
+        return Bounds(lowest, optimum())
 
     def greatest_reward(self, num_agents: int) -> float | None:
         return optimum()

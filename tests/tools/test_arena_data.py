@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
 from comlrl.builtin import DATASETS
+from rewards.arena.shards import NAMES as NAMES_OF_HOLDERS
+from rewards.arena.shards import right_answer
 from tests.support.runs import ROOT
 from tools.make_arena import SHIPPED, rows, write_shipped
 
@@ -29,6 +32,16 @@ def test_each_of_two_holders_is_right_in_half_of_the_rows_of_shards(split):
     text = DATASETS["builtin:arena-shards"][split].read_text()
     numbers = [json.loads(line)["numbers"] for line in text.splitlines()]
     assert sum(first > second for first, second, *_ in numbers) == len(numbers) / 2
+
+
+@pytest.mark.parametrize("question", ["largest", "median"])
+def test_each_of_any_holders_is_right_equally_often_in_evaluation_rows(question):
+    found = [row["numbers"] for row in rows("shards", 64, evaluation=True, question=question)]
+    for holders in range(2, 9):
+        right = Counter(right_answer(numbers[:holders], question) for numbers in found)
+        counts = [right[name.lower()] for name in NAMES_OF_HOLDERS[:holders]]
+        uneven = max(counts) - min(counts)
+        assert uneven <= (0 if holders in (2, 4, 8) else 2), (holders, counts)
 
 
 def test_shards_evaluation_numbers_are_in_no_training_row():

@@ -119,6 +119,20 @@ def test_shards_bounds(holders, question):
     assert max(right.values()) == pytest.approx(shards.floor(holders)) == 1 / holders
 
 
+@pytest.mark.parametrize(("holders", "row"), [(2, 8), (3, 6), (4, 4), (5, 8), (7, 8), (8, 8)])
+def test_pairs_may_lie_beyond_the_holders(row, holders):
+    """All places of the equal numbers, and as many rows without any."""
+    places = list(itertools.combinations(range(row), 2))
+    rows_of = [list(range(1, row + 1)) for _ in range(2 * len(places))]
+    for numbers, (first, second) in zip(rows_of, places, strict=False):
+        numbers[second] = numbers[first]
+    answers = [shards.right_answer(numbers[:holders], "pair") for numbers in rows_of]
+    best = max(answers.count(answer) for answer in ("yes", "no")) / len(answers)
+    task = Task("t", {"numbers": rows_of[0], "question": "pair"})
+    bounds = shards.SHARDS.bounds(task, holders + 1, 1, shards.ShardsReward())
+    assert bounds.floor == pytest.approx(best)
+
+
 def test_shards_pair_bounds():
     tasks, reward = made("shards", 40, question="pair", holders=4), shards.ShardsReward()
     always = fmean(value(reward, task, "1", "1", "1", "1", "yes") for task in tasks)
