@@ -310,7 +310,12 @@ class GenerationConfig(Section):
         "builtin, for Qwen2, Qwen3 and Llama; growing: caches grow and finished rows leave; "
         "static: all steps have the same shapes; graphs: static, replayed as CUDA graphs on a GPU "
         "(experimental, docs/scaling.md)",
-        unused_if=(Unused("the server decodes", lambda s, _: s.backend == "vllm"),),
+        unused_if=(
+            Unused("the server decodes", lambda s, _: s.backend == "vllm"),
+            Unused(
+                "SHPPO's layer stands before the head", lambda _, c: c.section.networks is not None
+            ),
+        ),
     )
     max_support: int = key(
         256,

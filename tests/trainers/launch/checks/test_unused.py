@@ -134,6 +134,7 @@ IN_VAIN = [  # file, what is given, what of it has no effect
     ("magrpo", "domain=writing sandbox.timeout=3", "sandbox.timeout"),
     ("magrpo", "generation.vllm_url=http://localhost:8000", "generation.vllm_url"),
     ("magrpo", "generation.importance_cap=3", "generation.importance_cap"),
+    ("shppo", "generation.decoding=static", "generation.decoding"),
     ("magrpo", f"{VLLM} generation.max_support=9", "generation.max_support"),
     ("madpo", f"{VLLM} madpo.top_p=null generation.importance_cap=3", "generation.importance_cap"),
     (
