@@ -35,11 +35,11 @@ from comlrl.types import Request, Row, Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
 from trainers.launch.wiring.machine import deterministic
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
     "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936,
 }  # fmt: skip
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
 }  # fmt: skip
@@ -62,11 +62,12 @@ def team(device: str, tiny: bool) -> Team:
     torch.manual_seed(0)
     config = Qwen2Config(**(TINY if tiny else SHAPE), max_position_embeddings=4096)
     with torch.device(device):
-        model = Qwen2ForCausalLM(config).to(torch.float32 if device == "cpu" else torch.bfloat16)
+        model: Any = Qwen2ForCausalLM(config)
+    model.to(dtype=torch.float32 if device == "cpu" else torch.bfloat16)
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     peft = get_peft_model(model.eval(), lora, adapter_name="agent_0")
     peft.add_adapter("agent_1", lora)
-    inner = peft.base_model.model
+    inner: Any = peft.base_model.model
     with torch.no_grad():  # nuclei of a few tokens, as after training
         inner.get_output_embeddings().weight.mul_(5)
     router = add_router(inner)
@@ -115,7 +116,9 @@ def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the time of a decoding step of two agents' rows, each way."""
     agents, tokens = team(device, tiny), 8 if tiny else 128
     length, siblings = (12, 2) if tiny else (300, 4)
-    ways = ("growing", "static") if device == "cpu" else ("growing", "static", "graphs")
+    ways: tuple[Any, ...] = (
+        ("growing", "static") if device == "cpu" else ("growing", "static", "graphs")
+    )
     for rows in (8,) if tiny else (8, 32, 128):
         asked = [
             [
