@@ -58,8 +58,6 @@ def base_model(url: str, reply: Any) -> tuple[str, int | None]:
     """Return the base model's name, and the server's token limit, if it reports one.
 
     Raises UserError: the request is made at the start of a run.
-
-    Raises UserError: the server is asked at the start of a run.
     """
     try:
         model = _models(url, reply)[0]
