@@ -31,7 +31,7 @@ class BuildBelow(build_py):
             if target.is_dir():  # of an earlier build
                 shutil.rmtree(target)
             path.rename(target)
-        for file in (built / "comlrl").rglob("*.py"):
+        for file in [*(built / "comlrl").rglob("*.py"), built / "comlrl/__init__.pyi"]:
             text = FROM.sub(r"\1from comlrl.\2", file.read_text(encoding="utf-8"))
             file.write_text(IMPORT.sub(r"\1from comlrl import \2", text), encoding="utf-8")
 

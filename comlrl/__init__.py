@@ -6,11 +6,13 @@ the project.
 
 The other packages are folders beside this one in a checkout, and packages below this one in the
 wheel, where top-level names such as ``rewards`` may be someone else's. This file lets each be
-imported by both names, ``rewards`` and ``comlrl.rewards``: two names of one module object.
+imported by both names, ``rewards`` and ``comlrl.rewards``: two names of one module object. What
+users import from here (docs/api.md) is loaded at its first use.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from comlrl.errors import notice
 
@@ -76,3 +79,19 @@ def _is_ours(top: str) -> bool:
 
 
 sys.meta_path.insert(0, _OtherName())
+
+_API = "comlrl.trainers.launch.python_api"
+_PUBLIC = {  # name → its module
+    **dict.fromkeys(("train", "evaluate", "Run"), _API),
+    **dict.fromkeys(
+        ("Domain", "JointAction", "Reward", "Score", "Task", "Transition"), "comlrl.types"
+    ),
+    "UserError": "comlrl.errors",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'comlrl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)

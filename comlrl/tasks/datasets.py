@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import DATASETS, LEVELS
-from comlrl.config.plugins.targets import near
+from comlrl.config.plugins.targets import FROM_PYTHON, near, passed
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS, json_rows
@@ -142,6 +142,11 @@ def _from_the_end(part: str, size: int) -> str:
 def _whole(name: str, base: str, given: str) -> Rows:
     """Return a complete split. ``given``: key and value, for messages."""
     path = Path(name)
+    if name == FROM_PYTHON:
+        splits = passed("dataset.name").found
+        if base not in splits:
+            raise UserError(f"{given}: tasks have no split '{base}'; they have {', '.join(splits)}")
+        return _named(splits[base], None, prefix=f"{base}_" * (len(splits) > 1))
     if name.startswith("builtin:"):
         if name not in DATASETS:
             hint = near(name, DATASETS, "the builtin are {}")

@@ -8,7 +8,8 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from comlrl.config.plugins.modules import Source, check_name, import_beside, is_beside, on_path
 from comlrl.errors import UserError
 
+FROM_PYTHON = "from Python"  # in a configuration: the value of a key that was passed as an object
 FORM = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
 
@@ -51,12 +53,37 @@ class Target:
             raise TargetError(f"{self} raised {described(error, self.sources)}") from error
 
 
+_passed: ContextVar[Mapping[str, Target]] = ContextVar("passed", default={})  # noqa: B039
+
+
+@contextlib.contextmanager
+def passing(targets: Iterable[Target]) -> Iterator[None]:
+    """Let keys with the value ``from Python`` stand for these objects."""
+    token = _passed.set({target.key: target for target in targets})
+    try:
+        yield
+    finally:
+        _passed.reset(token)
+
+
+def passed(key: str) -> Target:
+    """Return what a caller from Python has passed for a key. Raises UserError for nothing."""
+    if key not in _passed.get():
+        raise UserError(
+            f"{key}: '{FROM_PYTHON}', and nothing was passed for it; continue and evaluate this "
+            "run from Python (comlrl.train, comlrl.evaluate), or name a module or file here"
+        )
+    return _passed.get()[key]
+
+
 def load(key: str, value: str, folder: Path) -> Target:
     """Import what ``module:NAME`` names, from beside the YAML file in ``folder`` or the Python
-    path.
+    path. ``from Python`` stands for what was passed.
 
     Raises UserError, naming ``key`` and ``value``, where that cannot be done.
     """
+    if value == FROM_PYTHON:
+        return passed(key)
     given = f"{key}: {value!r}"
     form = FORM.fullmatch(value)
     if form is None:

@@ -122,8 +122,9 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
     """
     sections = sections_of(algorithm)
     loader = Loader(algorithm, sections)
-    _check_algorithm(algorithm, sections, arguments.config)
-    loader.read(arguments.config)
+    if arguments.config is not None:  # from Python there need be none
+        _check_algorithm(algorithm, sections, arguments.config)
+        loader.read(arguments.config)
     for flag, key in FLAGS.items():
         text = getattr(arguments, flag)
         if text is None:
@@ -136,7 +137,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
             for other in ("num_train_epochs", "max_steps"):
                 loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
     for item in arguments.override:
-        loader.set(parse_override(item))
+        loader.set(item if isinstance(item, Setting) else parse_override(item))
     config = loader.build()
     work = validate(config)
     return config, work, loader.notices + notices(config, work, loader.given)

@@ -51,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if plan.replaced:
             return replace_agents(plan)
-        return cross_play(plan) if len(plan.teams) > 1 else evaluate(plan)
+        if len(plan.teams) > 1:
+            return cross_play(plan)
+        evaluate(plan)
+        return 0
     except Exception as error:
         return report(error)
 
@@ -67,8 +70,8 @@ class Stage:
     rollout: Rollout | ProgramRollout
 
 
-def evaluate(plan: Plan) -> int:
-    """One team or baseline → table, JSON, Markdown."""
+def evaluate(plan: Plan) -> dict[str, Any]:
+    """One team or baseline → table, JSON, Markdown; returns what the JSON holds."""
     from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import evaluation_table
 
@@ -96,7 +99,7 @@ def evaluate(plan: Plan) -> int:
     write(place(plan, what), result, evaluation_table(result))
     if plan.export_samples is not None:
         export_samples(plan.export_samples, trees, domain)
-    return 0
+    return result
 
 
 def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -> None:

@@ -83,13 +83,7 @@ def _main(
         return 0  # one process checks and prints for all
     if first:
         try:
-            check_installed(config)
-            check_free(config, arguments.resume)
-            hub.check_data(config)
-            init_from.check_models(config)
-            init_from.check_target_modules(config)
-            if config.init_from is not None and not arguments.resume:
-                notices += init_from.check(config)
+            notices += check(config, arguments.resume)
         except UserError as error:
             return report(error) if only_checks else _refuse(error)
         for text in notices + no_weights_notice(config):
@@ -108,6 +102,18 @@ def _main(
     if arguments.measure:
         return _measure(algorithm, arguments, config, build, signals)
     return execute(config, work, build, signals, arguments.resume, arguments.resume_force)
+
+
+def check(config: Config, resume: bool) -> list[str]:
+    """Return notices. Raises UserError for what this machine or the run's folder does not have."""
+    check_installed(config)
+    check_free(config, resume)
+    hub.check_data(config)
+    init_from.check_models(config)
+    init_from.check_target_modules(config)
+    if config.init_from is None or resume:
+        return []
+    return init_from.check(config)
 
 
 def no_weights_notice(config: Config) -> list[str]:
@@ -191,10 +197,12 @@ def execute(
     resume: bool = False,
     force: bool = False,
     pages: bool = True,
+    raises: bool = False,
 ) -> int:
     """Build everything, train, and leave the run directory; returns the exit code.
 
-    ``pages``: write the report and the model card.
+    ``pages``: write the report and the model card. ``raises``: raise what the user has to fix as
+    UserError, in place of printing it.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
@@ -213,17 +221,23 @@ def execute(
         except distributed.PeerFailed as failed:
             return failed.code
         except Exception as error:
+            if raises:
+                raise
             return _refuse(error)
         allocator.keep_loaded()
         try:
             trainer.train()
             _finish(run)
         except CheckpointError as error:
+            if raises:
+                raise
             return _refuse(error)
         except ServerError as error:
-            if distributed.give_up(str(error), error.exit_code, saves=True):
+            if distributed.give_up(str(error), error.exit_code, saves=True) and not raises:
                 report(error)
             _leave(run.loop)
+            if raises:
+                raise
             return error.exit_code
         except distributed.PeerFailed as failed:
             if failed.saves:
@@ -237,7 +251,7 @@ def execute(
                     print(printable(f"report: {run.run_dir / REPORT}"))
             raise
         except Exception as error:
-            return _stopped(error, run.loop)
+            return _stopped(error, run.loop, raises)
     if distributed.is_main() and pages:
         weights = config.keeps_final_model or config.output.save_best
         written = _write_pages(config, run.run_dir, card=weights)
@@ -286,7 +300,7 @@ def _kind_and_text(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
 
 
-def _stopped(error: Exception, loop: Loop) -> int:
+def _stopped(error: Exception, loop: Loop, raises: bool = False) -> int:
     """An error in the middle of a run; raised again where it is not the user's or the disk's."""
     from safetensors import SafetensorError
 
@@ -305,6 +319,8 @@ def _stopped(error: Exception, loop: Loop) -> int:
         known = f"{text}; once that is fixed, continue with --resume", 1
     if known is None:
         raise error
+    if raises:
+        raise UserError(known[0]) from error
     print_error(known[0])
     return known[1]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.paths import searched
-from comlrl.config.plugins.targets import near
+from comlrl.config.plugins.targets import FROM_PYTHON, near, passed
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS
@@ -51,6 +51,9 @@ def check_model(key: str, name: str, config: Config) -> None:
 def check_data(config: Config) -> None:
     """Raises UserError for a data set that is neither here nor can be a hub's."""
     name = config.dataset.name
+    if name == FROM_PYTHON:
+        passed("dataset.name")
+        return
     _check_builtin("dataset.name", name, DATASETS)
     path = Path(name)
     readable = path.suffix in KINDS
@@ -71,6 +74,7 @@ def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
     is to be loaded.
     """
     named = [("dataset.name", config.dataset.name), *models]
+    named = [(k, n) for k, n in named if n != FROM_PYTHON]
     remote = [(k, n) for k, n in named if not n.startswith("builtin:") and not Path(n).exists()]
     if not remote:
         return

@@ -10,7 +10,14 @@ from typing import Any
 import external
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.modules import Source
-from comlrl.config.plugins.targets import Target, check_class, check_methods, load, near
+from comlrl.config.plugins.targets import (
+    FROM_PYTHON,
+    Target,
+    check_class,
+    check_methods,
+    load,
+    near,
+)
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
 from comlrl.processes.cores import available_cores
@@ -195,7 +202,7 @@ def _domain(config: Config) -> tuple[Domain, Target | None]:
 
 def _domain_target(config: Config) -> Target:
     """A user's own domain, checked."""
-    if ":" not in config.domain:
+    if ":" not in config.domain and config.domain != FROM_PYTHON:
         hint = near(config.domain, BUILTIN, "there are {}")
         raise UserError(f"domain: unknown domain '{config.domain}'; {hint} Or give module:NAME")
     target = load("domain", config.domain, config.folder)

@@ -1,0 +1,296 @@
+"""``comlrl.train`` and ``comlrl.evaluate``: runs from Python, by the path of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from comlrl.config.algorithms import SECTIONS
+from comlrl.config.plugins.targets import FROM_PYTHON, Target, near, passing
+from comlrl.config.yaml_values import Setting
+from comlrl.errors import UserError, in_one_line, notice
+from comlrl.files import read_lines
+from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.run_files import ADAPTER, BEST_MODEL, DOMAIN, FINAL_MODEL, METRICS, REPORT
+from comlrl.types import Reward, Score, Task
+from trainers.launch.checks.shipped import config_file
+from trainers.launch.commands import evaluate as evaluation
+from trainers.launch.commands import evaluation_plan
+from trainers.launch.commands.command_line import FLAGS, resolve
+from trainers.launch.commands.train import check, execute, no_weights_notice
+from trainers.launch.python_objects import (
+    FunctionReward,
+    Rows,
+    TemplateDomain,
+    check_roles,
+    columns_of,
+    reward_target,
+    rows_target,
+    sources_of,
+    task_splits,
+)
+from trainers.launch.wiring import hub, weights
+from trainers.launch.wiring.load import config_of
+
+if TYPE_CHECKING:
+    from comlrl.programs.program import Play
+
+PYTHON = {  # in messages, options of the commands → arguments
+    "add --resume-force": 'pass resume="force"', "add --resume": "pass resume=True",
+    "--resume-force": 'resume="force"', "--resume": "resume=True", "--override": "overrides",
+    "--config": "config", "--k": "k",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """The page of a run, shown by a notebook."""
+
+    path: Path
+
+    def open(self) -> None:
+        """Open the page in a browser."""
+        webbrowser.open(self.path.resolve().as_uri())
+
+    def _repr_html_(self) -> str:
+        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width:100%;height:700px;border:0"></iframe>'
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or interrupted run."""
+
+    path: Path
+    passed: tuple[Target, ...] = field(default=(), repr=False)  # what was passed as an object
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One record for each logged step and evaluation: ``phase`` ("train" or "eval"), ``step``
+        (environment steps), and the metrics by name, as ``pandas.DataFrame`` takes them."""
+        return [
+            {key: value for key, value in record.items() if key != "metrics"} | record["metrics"]
+            for record in read_lines(self.path / METRICS)
+        ]
+
+    @property
+    def report(self) -> Report:
+        """The run's page; ``run.report.open()`` shows it in a browser."""
+        if not (self.path / REPORT).exists():
+            from loggers.report.write import write_report
+
+            write_report(self.path)
+        return Report(self.path / REPORT)
+
+    def model(self, role: str) -> Any:
+        """Load an agent's model on the CPU: a ``peft.PeftModel``, or a transformers model where
+        all weights were trained. Raises UserError for an unknown role, or a run without models."""
+        from peft import PeftModel
+
+        from comlrl.models.pretrained import load_model
+
+        roles = json.loads((self.path / DOMAIN).read_text(encoding="utf-8"))["roles"]
+        if role not in roles:
+            raise UserError(f"role: {role!r}; {near(role, roles, 'there are {}')}")
+        folders = [self.path / name for name in (FINAL_MODEL, BEST_MODEL)]
+        saved = next((folder for folder in folders if (folder / "agent_0").is_dir()), None)
+        if saved is None:
+            raise UserError(
+                f"model: '{self.path}' has no {FINAL_MODEL}; train with "
+                "output.save_final_model=true"
+            )
+        config, index = config_of(weights.locate(saved)), roles.index(role)
+        agent = saved / f"agent_{0 if config.section.one_policy else index}"
+        name = config.agent_models[index]
+        if not (agent / ADAPTER).is_file():
+            return load_model(config.agent_model, str(agent), "cpu")[0]
+        return PeftModel.from_pretrained(load_model(config.agent_model, name, "cpu")[0], str(agent))
+
+
+def train(
+    algorithm: str,
+    *,
+    tasks: Rows | Mapping[str, Rows] | str | None = None,
+    agents: Mapping[str, str] | None = None,
+    reward: Callable[[Task, Mapping[str, str]], float | Score] | type[Reward] | None = None,
+    program: Play | None = None,
+    model: str | None = None,
+    config: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool | Literal["force"] = False,
+) -> Run:
+    """Train a team, and return its run.
+
+    Args:
+        algorithm: "magrpo", "grpo", "madpo", "marlhf", "ppo" or "shppo".
+        tasks: rows, texts (rows with a ``prompt``) or a ``datasets.Dataset``; of several splits,
+            a mapping such as ``{"train": …, "eval": …}``. A text: as ``dataset.name``.
+        agents: role → template, with the rows' columns in braces.
+        reward: called as ``reward(task, answers)`` with the ``Task`` and role → answer; returns a
+            number or a ``Score``. Or a ``Reward`` class.
+        program: an async function ``play(task, agents)``, which plays the episodes.
+        model: as ``agent_model.name``.
+        config: a YAML file, or a shipped one by name, which the other arguments override.
+        overrides: dotted keys of docs/configuration.md → values; they win.
+        resume: continue from the newest checkpoint. "force": even where settings, rows or functions
+            have changed.
+
+    Raises:
+        UserError: for what the command line would refuse, and where a passed function fails.
+        KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
+    """
+    if algorithm not in SECTIONS:
+        raise UserError(f"algorithm: {algorithm!r}; {near(str(algorithm), SECTIONS, 'give {}')}")
+    with _as_user_errors():
+        passed, settings = _passed(algorithm, tasks, agents, reward, program)
+        if model is not None:
+            settings["agent_model.name"] = model
+        arguments = argparse.Namespace(
+            config=None if config is None else config_file(str(config)),
+            override=[
+                Setting(key, value, "--override")
+                for key, value in {**settings, **_plain(overrides)}.items()
+            ],
+            **dict.fromkeys(FLAGS),
+        )
+        folders: list[Path] = []
+        with passing(passed), ExitStack() as opened:
+            signals = Signals()
+            with suppress(ValueError):  # only a program's first thread hears of signals
+                opened.enter_context(signals)
+            resolved, work, notices = resolve(algorithm, arguments)
+            for target in passed:
+                if target.key == "reward.target" and issubclass(target.found, FunctionReward):
+                    target.found.roles = work.roles
+                if target.key == "dataset.name":
+                    work = replace(work, sources=(*work.sources, *target.sources))
+            for text in notices + check(resolved, bool(resume)) + no_weights_notice(resolved):
+                notice(text)
+            hub.check_reachable(resolved, hub.named_models(resolved))
+
+            def build(run: Any) -> Any:
+                folders.append(run.run_dir)
+                beside = __package__.removesuffix("trainers.launch")
+                return importlib.import_module(f"{beside}train_{algorithm}").build(run)
+
+            force = resume == "force"
+            code = execute(resolved, work, build, signals, bool(resume), force, raises=True)
+    if code:  # another process has failed, and has said why
+        raise UserError(f"processes: the run in '{folders[0]}' has ended with exit code {code}")
+    return Run(folders[0], passed)
+
+
+def evaluate(
+    run: Run | str | Path,
+    k: int | Sequence[int] = 1,
+    *,
+    tasks: Rows | None = None,
+    samples: int | None = None,
+    greedy: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a run's team, and return what its JSON file holds: ``metrics`` (with ``pass@k``),
+    their 95 % ``intervals``, ``budget`` and ``per_task``.
+
+    Args:
+        run: a run, or the folder of one whose task and reward are named in its ``config.yaml``.
+        k: one k of pass@k, or several.
+        tasks: rows; None: those of ``dataset.eval_split``.
+        samples: answers to each task; None: the largest k.
+        greedy: take the likeliest tokens.
+        overrides: dotted keys → values.
+
+    Raises UserError for what the command line would refuse.
+    """
+    passed = run.passed if isinstance(run, Run) else ()
+    settings: dict[str, Any] = {}
+    with _as_user_errors():
+        if tasks is not None:
+            passed = (*passed, rows_target(task_splits({"eval": tasks})))
+            settings = {"dataset.name": FROM_PYTHON, "dataset.eval_split": "eval"}
+        ks = [k] if isinstance(k, int) else list(k)
+        arguments = evaluation_plan.parse_arguments(
+            ["--checkpoint", str(run.path if isinstance(run, Run) else run)]
+        )
+        arguments.k, arguments.samples = ",".join(map(str, ks)), samples
+        arguments.greedy = greedy
+        arguments.override = [
+            f"{key}={value if isinstance(value, str) else repr(value)}"
+            for key, value in {**settings, **_plain(overrides)}.items()
+        ]
+        with passing(passed):
+            plan = evaluation_plan.make_plan(arguments)
+            teams = tuple(map(weights.pinned, plan.teams))
+            return evaluation.evaluate(replace(plan, teams=teams))
+
+
+def _passed(
+    algorithm: str, tasks: Any, agents: Any, reward: Any, program: Any
+) -> tuple[tuple[Target, ...], dict[str, Any]]:
+    """Return the objects, and the settings that stand for them."""
+    passed: list[Target] = []
+    settings: dict[str, Any] = {}
+    splits = None
+    if isinstance(tasks, str):
+        settings["dataset.name"] = tasks
+    elif tasks is not None:
+        splits = task_splits(tasks)
+        passed.append(rows_target(splits))
+        settings["dataset.type"] = "python"
+        if "eval" not in splits:
+            settings["dataset.eval_split"] = next(iter(splits))
+    if agents is not None:
+        check_roles(agents)
+        domain = TemplateDomain(agents, None if splits is None else columns_of(splits))
+        passed.append(Target("domain", FROM_PYTHON, domain, ()))
+        settings[f"{algorithm}.num_agents"] = len(agents)
+        settings |= {f"prompts.{role}": template for role, template in agents.items()}
+    if reward is not None:
+        passed.append(reward_target(reward))
+    elif agents is not None and program is None:
+        raise UserError("reward: missing; pass a function of (task, answers)")
+    if program is not None:
+        sources = sources_of("program", program)
+        passed.append(Target("program.target", FROM_PYTHON, program, sources))
+        if agents is not None:
+            settings["program.agents"] = list(agents)
+    return tuple(passed), settings | {target.key: FROM_PYTHON for target in passed}
+
+
+def _plain(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return values as YAML has them: a path is a text, and a NumPy number is a number."""
+    return {
+        key: str(value) if isinstance(value, Path) else getattr(value, "item", lambda v=value: v)()
+        for key, value in (overrides or {}).items()
+    }
+
+
+@contextmanager
+def _as_user_errors() -> Iterator[None]:
+    """Raise errors of the user's or the disk's as UserError, in the words of Python's callers."""
+    try:
+        yield
+    except Interrupted as interrupted:
+        raise KeyboardInterrupt(_in_python(str(interrupted))) from None
+    except Exception as error:
+        known = in_one_line(error)
+        if known is None:
+            raise
+        error.args = (_in_python(known[0]),)
+        if isinstance(error, UserError):
+            raise
+        raise UserError(*error.args) from error
+
+
+def _in_python(text: str) -> str:
+    for option, argument in PYTHON.items():
+        text = text.replace(option, argument)
+    return text
