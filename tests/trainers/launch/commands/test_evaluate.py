@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -70,8 +71,11 @@ def _evaluate(out: Path, *arguments: str, algorithm: str = "magrpo") -> dict:
     return json.loads(out.read_text())
 
 
-def _timeless(metrics: dict) -> dict:
-    return {k: v for k, v in metrics.items() if "second" not in k}
+def _timeless(metrics: dict, *, need: bool = True) -> dict:
+    """The metrics without those of the clock; ``need``: with those of who is needed, which
+    ``--replace`` leaves out."""
+    dropped = "second" if need else "second|teamwork_rate|needed_rate"
+    return {k: v for k, v in metrics.items() if not re.search(dropped, k)}
 
 
 def test_same_seed_same_numbers_other_seed_others(runs, tmp_path):
@@ -149,7 +153,7 @@ def test_agents_are_replaced_as_if_the_team_had_been_made_so(runs, tmp_path):
         assert _of(found, *own)["metrics"]["reward_mean"] == pair
     assert found["budget"]["tokens_generated"] == crossed["budget"]["tokens_generated"]
     whole = _evaluate(tmp_path / "a.json", "--checkpoint", first)
-    assert _timeless(_of(found, 0, 1)["metrics"]) == _timeless(whole["metrics"])
+    assert _timeless(_of(found, 0, 1)["metrics"]) == _timeless(whole["metrics"], need=False)
     cost = _of(found, 0, 1)["budget"]
     assert cost["model_calls"] == 6 and cost.items() <= whole["budget"].items()
     contribution, matrix = found["contributions"]["reward_mean"], crossed["matrices"]["reward_mean"]
@@ -174,7 +178,7 @@ def test_agents_swap_their_places(runs, tmp_path):
     found = _evaluate(tmp_path / "r.json", "--checkpoint", str(runs[0]), "--replace", "0=1", "1=0")
     assert len(found["coalitions"]) == 4
     # This run's own file says 16 tokens and seed 1 too.
-    assert _timeless(_of(found)["metrics"]) == _timeless(apart["metrics"])
+    assert _timeless(_of(found)["metrics"]) == _timeless(apart["metrics"], need=False)
 
 
 def _replaced(asked, *flags: str):
@@ -202,7 +206,7 @@ def test_the_first_policy_and_silence_take_an_agents_place(runs, tmp_path, start
     untrained = _evaluate(tmp_path / "u.json", *first, *few)
     run = ["--checkpoint", str(runs[0]), "--replace"]
     found = _evaluate(tmp_path / "r.json", *run, "all=untrained", *few)
-    assert _timeless(_of(found)["metrics"]) == _timeless(untrained["metrics"])
+    assert _timeless(_of(found)["metrics"]) == _timeless(untrained["metrics"], need=False)
     found = _evaluate(tmp_path / "s.json", *run, "0=silent", *few)
     assert [team["present"] for team in found["coalitions"]] == [[0], []]
     alone = _of(found)
