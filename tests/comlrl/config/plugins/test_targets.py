@@ -90,7 +90,8 @@ def test_beside_the_file_comes_before_the_python_path(write, monkeypatch):
     del sys.modules["only"]
 
 
-def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write):
+def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write, monkeypatch):
+    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)  # another test may import it
     folder = write(mine="import json\nV = json.dumps(1)", json="", rewards="", comlrl="")
     assert load("domain", "mine:V", folder).found == "1"
     assert "`json`; rename that in HERE" in refusal("json:V", folder)
