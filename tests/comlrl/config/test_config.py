@@ -620,6 +620,7 @@ def test_answers_come_before_anything_heavy_is_imported(arguments):
     assert not imported & {"torch", "transformers", "datasets", "peft", "wandb", "rich"}
 
 
+@pytest.mark.slow
 def test_notices_go_to_stderr(tmp_path):
     file = write(tmp_path, "magrpo: {joint_mode: aligned, rollout_buffer_size: 4}\n")
     done = run("train_magrpo.py", "--config", file, "--dry-run")

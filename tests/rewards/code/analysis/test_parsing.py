@@ -128,6 +128,7 @@ def test_degenerate_texts(name):
     assert_read_by_all(NAMED[name])
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(HEADS),
     st.lists(st.tuples(st.sampled_from(PIECES), st.integers(1, 6000)), min_size=1, max_size=4),
