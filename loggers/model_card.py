@@ -35,7 +35,8 @@ requests = [
     [Request(agents.encode(agent, prompt), (("key", "task", (), agent, 0),))]
     for agent, prompt in enumerate(asked)
 ]
-answers = [completions_G[0].text for (completions_G,) in agents.sample(requests, Sampling(0.0, 64))]
+sampling = Sampling(0.0, 64, stop={stop!r})
+answers = [completions_G[0].text for (completions_G,) in agents.sample(requests, sampling)]
 """
 LIMITS = """\
 Each agent was trained with the others of this team and may have learned habits that only they
@@ -114,7 +115,8 @@ def snippet(run: Run, place: Path) -> str:
         agents = run.config[run.algorithm]["num_agents"]
         roles = [run.role(agent) for agent in range(agents)]
         where = str(run.path if place.name == FINAL_MODEL else place)
-        return SHARED.format(run=where, roles=roles)
+        stop = tuple(run.config["agent_model"].get("stop") or ())
+        return SHARED.format(run=where, roles=roles, stop=stop)
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     named = _names(_roles(run, place, folders), folders)
     lora = run.config.get("lora", {}).get("enabled")

@@ -82,7 +82,7 @@ CARDS = {
     "two bases": {"agents": [str(tiny_models.folder(kind)) for kind in ("qwen2", "llama")]},
     "whole models": {"lora__enabled": False, "output__save_final_model": True},
     "builtin": {"agent_model__name": "builtin:tiny-coder"},
-    "shppo": {},
+    "shppo": {"agent_model__stop": ["e", "a"]},
     "ppo": {"num_agents": 2, "shared_policy": True},
 }
 
@@ -114,7 +114,7 @@ def test_the_snippet_loads_what_was_trained(kind: str, tmp_path: Path) -> None:
         ]
         expected = [
             completions_G[0].text
-            for (completions_G,) in sampler.sample(requests, Sampling(0.0, 64))
+            for (completions_G,) in sampler.sample(requests, Sampling(0.0, 64, stop=("e", "a")))
         ]
         printed = _run(code + "import json; print(json.dumps(answers))", alone=False)
         assert json.loads(printed) == expected
