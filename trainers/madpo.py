@@ -116,7 +116,7 @@ class MADPOTrainer:
         return distinct_completions(agent, candidates_C, sampled_here)
 
     def _reference_values(self, tasks: Sequence[TaskPairs]) -> list[torch.Tensor]:
-        """log π_ref of each agent's different completions of the tasks, in their order."""
+        """Compute log π_ref of each agent's different completions of the tasks, in their order."""
         first = self.section.dpo_reference == "start"
         values_N = []
         for index, agent in enumerate(self.team.agents):
@@ -137,7 +137,8 @@ class MADPOTrainer:
         return values_N
 
     def step(self, step: Step) -> None:
-        """Every pair of the step's tasks once; those held out or without pairs teach nothing."""
+        """Learn from every pair of the step's tasks once; those held out or without pairs teach
+        nothing."""
         assert self.round is not None
         pairs = self._pairs(step)
         env_steps = 2 * len(pairs)
@@ -165,7 +166,7 @@ class MADPOTrainer:
         self.loop.record(step, sampled, updates=len(parts), metrics=metrics)
 
     def _of_updates(self, norms_UN: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Each trained agent's largest gradient norm, their mean, and the learning rate."""
+        """Return each trained agent's largest gradient norm, their mean, and the learning rate."""
         norm_N = [max(norms_U) for norms_U in zip(*norms_UN, strict=True)]
         of_agents = {
             f"agent_{i}/gradient_norm": n for i, n in zip(self.trained, norm_N, strict=True)
@@ -176,7 +177,8 @@ class MADPOTrainer:
         }
 
     def _pairs(self, step: Step) -> list[Weighted]:
-        """The step's tasks' pairs, and as large a part of each earlier round's that is replayed."""
+        """Collect the step's tasks' pairs, and as large a part of each earlier round's that is
+        replayed."""
         assert self.round is not None
         tasks = {t.task_id for t in step.tasks}
         pairs = interleaved([item for item in self.round.train if item.task_id in tasks])
@@ -189,14 +191,14 @@ class MADPOTrainer:
         return pairs
 
     def _labelled(self, step: Step) -> int:
-        """The round's candidates, in its first step: all were scored before it."""
+        """Report the round's candidates in its first step: all were scored before it."""
         assert self.round is not None
         if step.index - 1 != self.loop.schedule.start_of(self.round.index):
             return 0
         return sum(len(item.candidates.candidates_K) for item in self.round.tasks)
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
-        """One optimizer step of every trained agent; their gradient norms."""
+        """Make one optimizer step of every trained agent; return their gradient norms."""
         batch = PairBatch.of(self.team.processes.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
@@ -211,7 +213,7 @@ class MADPOTrainer:
     def _gradients(
         self, index: int, batch: PairBatch, delta_NP: torch.Tensor, whole: float
     ) -> None:
-        """∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
+        """Compute ∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
         self.optimizers[index].zero()
         own_P = delta_NP[index].clone().requires_grad_(True)
         others_P = delta_NP.sum(0) - delta_NP[index]
@@ -233,13 +235,13 @@ class MADPOTrainer:
             )
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
-        """A sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
+        """Return a sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
         logprob_A = action_logprobs(agent, batch, self._temperature(agent.index)).logprob_A
         weight_A = batch.weight_RL[batch.action_mask_RL]
         return policy_gradient(logprob_A, weight_A.to(logprob_A)), Sums()
 
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
-        """Δ of every agent and pair, shape (N, P), without gradients."""
+        """Compute Δ of every agent and pair, shape (N, P), without gradients."""
         jobs = [partial(self._delta, index, batch) for index in range(len(self.team))]
         return torch.stack(run_parallel(jobs, self.team.device, self.team.run_parallel))
 
@@ -258,7 +260,7 @@ class MADPOTrainer:
         return self.sampling.of(index).temperature
 
     def _measure(self) -> dict[str, float]:
-        """The metrics of the round's held-out pairs under the present policies."""
+        """Measure the round's held-out pairs under the present policies."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
             batch = PairBatch.of(self.team.processes.shard(pairs[at : at + 64]))
@@ -266,7 +268,8 @@ class MADPOTrainer:
         return self._means(sums) if pairs else {}
 
     def _metrics(self, batch: PairBatch, delta_NP: torch.Tensor) -> Sums:
-        """Weighted sums over this process's pairs: joint, and of each agent by its own Δ alone."""
+        """Return weighted sums over this process's pairs: joint, and of each agent by its Δ
+        alone."""
         beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
         found = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
         weight_P = batch.weight_P
@@ -278,6 +281,6 @@ class MADPOTrainer:
         return sums
 
     def _means(self, sums: Sums) -> dict[str, float]:
-        """Over the pairs; the joint loss also under the name that every trainer logs."""
+        """Average over the pairs; the joint loss is also under the name that every trainer logs."""
         means = sums.means("pairs", self.team.processes)
         return means | {"loss": means["dpo/loss"]}

@@ -50,7 +50,7 @@ class MAGRPOTrainer(PolicyLearner):
     """Each decision is compared with its siblings; nothing else."""
 
     def credit(self, rolled: Rolled) -> list[float]:
-        """Â of each decision."""
+        """Compute Â of each decision."""
         section = self.section
         return [
             sibling_advantages(

@@ -80,8 +80,9 @@ class MARLHFTrainer:
         seed: int,
         resume: bool,
     ) -> None:
-        """``reward``: the online trainer's, still without its model. ``base``: what the reward
-        model starts from. ``resume``: a model that the run directory holds is used again."""
+        """Set up the trainer. ``reward``: the online trainer's, still without its model.
+        ``base``: what the reward model starts from. ``resume``: a model that the run directory
+        holds is used again."""
         self.section, self.loop, self.collector = section, loop, collector
         self.reward, self.online, self.base = reward, online, base
         self.seed, self.resume = seed, resume
@@ -98,15 +99,16 @@ class MARLHFTrainer:
             self._end_early()
 
     def parts(self) -> Mapping[str, Part]:
-        """In one round the model is frozen, and its folder holds it."""
+        """Return what a checkpoint holds. In one round the model is frozen, and its folder holds
+        it."""
         moving: dict[str, Part] = {}
         if self.section.num_iterations > 1:
             moving = {"reward_model": self.reward, "best_round": self.best}
         return {**self.online.parts(), **moving}
 
     def _fitted(self, step: Step) -> list[Task]:
-        """In rounds the step's part of the tasks that the model has been fitted to: of what the
-        others ask for, those held out and those whose candidates tie, it knows next to nothing."""
+        """Return, in rounds, the part of the step's tasks that the model has been fitted to: its
+        scores of others, held out or with tied candidates, mean next to nothing."""
         schedule = self.loop.schedule
         if self.section.num_iterations == 1:
             return step.tasks
@@ -117,7 +119,7 @@ class MARLHFTrainer:
         return [tasks[i] for i in chosen]
 
     def begin_round(self, index: int) -> None:
-        """The reward model of a round: read, resumed, or fitted to the round's labels."""
+        """Prepare the reward model of a round: read, resumed, or fitted to the round's labels."""
         folder = self.loop.run_dir / FOLDER
         if self.section.reward_model is not None:
             self.reward.model = self._load(Path(self.section.reward_model))
@@ -140,7 +142,7 @@ class MARLHFTrainer:
         self.round = index
 
     def _end_early(self) -> None:
-        """Leave out what is left of a round whose model no longer orders what the team does."""
+        """Leave out the rest of a round whose model no longer orders what the team does."""
         least, found = self.section.refit_below, self.loop.latest.get(AGREEMENT)
         if least is None or found is None or found >= least:
             return
@@ -196,8 +198,8 @@ class MARLHFTrainer:
             self._check()
 
     def _teaches_nothing(self, labelled: Round, pairs: Sequence[TextPair]) -> bool:
-        """Whether the round is idle: its team has fallen below an earlier one's labels, which is
-        put back in its place, or has left too few pairs for one batch of the reward model."""
+        """Return whether the round is idle: its team has fallen below an earlier one's labels
+        and that one is restored, or has left too few pairs for one batch of the reward model."""
         index, batch = labelled.index, self.section.reward_train_batch_size
         if self.section.num_iterations == 1:
             return False
@@ -237,7 +239,8 @@ class MARLHFTrainer:
         )
 
     def _text_pairs(self, labelled: Round) -> list[TextPair]:
-        """The round's pairs and, of earlier rounds, as large a part as their weight, by task."""
+        """Collect the round's pairs and, of earlier rounds, as large a part as their weight, by
+        task."""
         tasks = list(labelled.train)
         for earlier, weight in self.collector.replayed(labelled.index):
             key = (self.seed, "replay", labelled.index, earlier.index)
@@ -249,8 +252,9 @@ class MARLHFTrainer:
     def _report(
         self, labelled: Round, metrics: Mapping[str, float], model: RewardModel | None = None
     ) -> None:
-        """Candidates that this run has scored are environment steps of it; the quality of the
-        ``model`` fitted to them goes to the log and into the summary of the preferences."""
+        """Report the round. Candidates that this run has scored are environment steps of it; the
+        quality of the ``model`` fitted to them goes to the log and into the summary of the
+        preferences."""
         candidates = sum(len(item.candidates.candidates_K) for item in labelled.tasks)
         if self.section.preferences is None:
             self.loop.count(env_steps=candidates)
@@ -296,7 +300,7 @@ class MARLHFTrainer:
 
 
 def text_pairs(tasks: Sequence[TaskPairs], prompts_first: bool = False) -> list[TextPair]:
-    """The joint texts and the gap of every pair."""
+    """Return the joint texts and the gap of every pair."""
     found = []
     for item in tasks:
         texts_K = joint_texts(item.candidates, prompts_first)

@@ -86,11 +86,11 @@ class Improvement:
         return [row for s in states for row in self.rows_S[s]]
 
     def acted(self, processes: Processes) -> bool:
-        """Whether the policy chose any token. A collective call."""
+        """Return whether the policy chose any token. A collective call."""
         return processes.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """The policy's loss of each token, and that of a head on its states."""
+        """Compute the policy's loss of each token, and that of a head on its states."""
         loss_A = self.policy.loss(batch, policy, sums)
         if self.values.head is not None:
             loss_A = loss_A + self.values.shared_loss(batch, policy, sums)
@@ -109,7 +109,8 @@ class PPOTrainer:
         sampling: Sampling,
         critic_team: Team | None = None,
     ) -> None:
-        """``critic_team``: the language models of ``critic_model``, one for each critic."""
+        """Set up the trainer. ``critic_team``: the language models of ``critic_model``, one for
+        each critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling, self.kl = sampling, KLCoefficient(section)
         by_agent = rollout.returns_by_agent
@@ -127,8 +128,8 @@ class PPOTrainer:
         return {**parts, **self.critics.parts()}
 
     def credit(self, rolled: Rolled) -> list[Improvement]:
-        """Each policy with its advantages: all policies and critics are read before the first
-        update."""
+        """Return each policy with its advantages: all policies and critics are read before the
+        first update."""
         decisions, critics = rolled.decisions, self.critics
         values = critics.values(decisions)
         policies = [self._measured(index, rolled, values) for index in range(len(self.team))]
@@ -142,7 +143,7 @@ class PPOTrainer:
         return policies
 
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
-        """Update the policies and the critics; metrics bare (means) and of each agent."""
+        """Update the policies and the critics; return metrics, bare (means) and of each agent."""
         acted = [one.acted(self.team.processes) for one in policies]
         for index, one in enumerate(policies):
             if not acted[index]:
@@ -163,7 +164,7 @@ class PPOTrainer:
         return metrics | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _passes(self, rolled: Rolled, name: str) -> Iterator[Pass]:
-        """Epochs over the step's states; ``name``: whose order of minibatches it is."""
+        """Return epochs over the step's states; ``name``: whose order of minibatches it is."""
         section = self.section
         return passes(
             rolled.decisions.states_B,
@@ -179,7 +180,7 @@ class PPOTrainer:
         return self.section.kl_in == "reward" and self.section.kl_coef > 0
 
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
-        """What a policy, its reference and a head on its states say of the samples."""
+        """Measure what a policy, its reference and a head on its states say of the samples."""
         section, temperature = self.section, self.sampling.of(index).temperature
         own = values[0 if self.critics.centralized else index]
         key, states_B = (
@@ -212,8 +213,9 @@ class PPOTrainer:
         return one
 
     def _penalty(self, decisions: Decisions, policies: Sequence[Improvement]) -> PerToken | None:
-        """What the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed up over a
-        completion (independent, or of an agent's own reward) or over all agents' (centralized)."""
+        """Compute what the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed
+        up over a completion (independent, or of an agent's individual reward) or over all
+        agents' (centralized)."""
         section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
@@ -234,7 +236,7 @@ class PPOTrainer:
         return whole
 
     def _update(self, index: int, one: Improvement, rolled: Rolled) -> dict[str, float]:
-        """Some epochs of clipped updates of a policy, and of a head on its states."""
+        """Make some epochs of clipped updates of a policy, and of a head on its states."""
         optimizers = [self.optimizers[index]]
         if one.values.head is not None:
             optimizers.append(self.critics.optimizers[index])
@@ -247,7 +249,8 @@ class PPOTrainer:
         return metrics | one.policy.before()
 
     def _standardize(self, policy: PolicyUpdate) -> dict[str, float]:
-        """Advantages over the step's tokens as they are trained on; their first moments."""
+        """Standardize advantages over the step's tokens as they are trained on; return their
+        first moments too."""
         advantage = policy.advantage.flat()
         _, mean, deviation = moments(advantage, self.team.processes)
         if self.section.normalize_advantages:

@@ -109,7 +109,8 @@ class SHPPOTrainer:
         loop: Loop,
         sampling: Sampling,
     ) -> None:
-        """``policy``: the layer and the encoder of ``rollout``'s own sampler."""
+        """Set up the trainer. ``policy``: the layer and the encoder of the sampler of
+        ``rollout``."""
         self.section, self.team, self.policy = section, team, policy
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
         self.agent = team.agents[0]
@@ -147,7 +148,7 @@ class SHPPOTrainer:
 
     @torch.no_grad()
     def credit(self, rolled: Rolled) -> Samples:
-        """The rollout's latents beside its states; values, advantages and returns."""
+        """Return the rollout's latents beside its states; values, advantages and returns."""
         decisions, agents = rolled.decisions, range(self._agents)
         sizes, device = self.policy.sizes, self.agent.device
         first_S = decisions.prompts[:: self._agents]  # of each state, the first agent's decision
@@ -191,8 +192,8 @@ class SHPPOTrainer:
         return self.section.shape.stages
 
     def _valued(self, decisions: Decisions, observation_SND: torch.Tensor) -> StepValues:
-        """V of each joint action at each stage, on what is read up to it. The stage's first agent
-        stands for all of its agents, who have the same value."""
+        """Compute V of each joint action at each stage, on what is read up to it. The stage's
+        first agent stands for all of its agents, who have the same value."""
         # MAPPO reads by the same PooledReader and values every completion of the stage. Its mean is
         # over completions; taking it here would round the sums differently.
         views_S = decisions.views([stage.start for stage in self._stages], centralized=True)
@@ -202,7 +203,7 @@ class SHPPOTrainer:
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """V_I of each stage, (S, V), with the gradient of its own agents' latents alone."""
+        """Compute V_I of each stage, (S, V), with the gradient of its agents' latents alone."""
 
         def up_to(stage: range, latent_SNK: torch.Tensor) -> torch.Tensor:
             before = latent_SNK[:, : stage.start].detach()
@@ -225,7 +226,7 @@ class SHPPOTrainer:
         return self.section.num_agents
 
     def learn(self, rolled: Rolled, samples: Samples) -> dict[str, float]:
-        """The epochs; what the log wants."""
+        """Make the epochs' updates and return what is logged."""
         section, key = self.section, (self.rollout.seed, "minibatches", rolled.index)
         rows_SN = samples.decisions.rows(range(self._agents), self.section.weight_T)
         states, size = samples.decisions.states_B, section.train_batch_size
@@ -278,7 +279,8 @@ class SHPPOTrainer:
         }
 
     def _advantages(self, samples: Samples) -> PerToken:
-        """Of each completion that of its joint action, at the stage in which its agent acts."""
+        """Return for each completion the advantage of its joint action, at the stage in which
+        its agent acts."""
         advantage = PerToken()
         for stage, advantage_C in zip(self._stages, samples.advantage_CV.T, strict=True):
             for action, own in enumerate(advantage_C.split(1)):
@@ -289,7 +291,7 @@ class SHPPOTrainer:
     def _logprobs(
         self, agent: Agent, layer: HeterogeneousLayer, samples: Samples, batch: TokenBatch
     ) -> ActionLogprobs:
-        """log π with each token's own stored latent in the layer before the head."""
+        """Compute log π with each token's stored latent in the layer before the head."""
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
         action_A, agent_A = number_A // self._agents, number_A % self._agents
         return action_logprobs(
@@ -302,7 +304,7 @@ class SHPPOTrainer:
         )
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
-        """What the log wants of the step before its update."""
+        """Return what is logged of the step before its update."""
         _, mean, deviation = moments(samples.advantage_CV.flatten(), self.team.processes)
         metrics = {
             "advantage_mean": mean,
@@ -315,7 +317,7 @@ class SHPPOTrainer:
         return metrics
 
     def update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
-        """One step of L_latent, through μ and σ, into the encoder alone."""
+        """Make one step of L_latent, through μ and σ, into the encoder alone."""
         section = self.section
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
             samples.observation_SND, samples.parent_S
@@ -341,7 +343,8 @@ class SHPPOTrainer:
     def _latent_policy(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """The clipped surrogate of the latents that were drawn, for each joint action; (C,)."""
+        """Compute the clipped surrogate of the latents that were drawn, for each joint action;
+        (C,)."""
         own_SN = latent_logprob(samples.latent_SNK, mu_SNK, sigma_SNK)
         old_SN = latent_logprob(samples.latent_SNK, samples.mu_SNK, samples.sigma_SNK)
         loss_CN = clipped_policy(
@@ -353,13 +356,14 @@ class SHPPOTrainer:
         return loss_CN.mean(1)
 
     def update_inference(self, samples: Samples, progress: float) -> float:
-        """One step of V_I on the returns of the rollout's μ and σ; the mean loss."""
+        """Make one step of V_I on the returns of the rollout's μ and σ; return the mean loss."""
         value_SV = self._inferred(samples, samples.mu_SNK, samples.sigma_SNK)
         loss_CV = (value_SV[samples.state_C] - samples.return_CV) ** 2
         return self._descend("inference", progress, loss_CV.flatten())
 
     def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
-        """One optimizer step on the sum of the losses' means over all processes; that sum."""
+        """Make one optimizer step on the sum of the losses' means over all processes; return
+        that sum."""
         counts = [max(1, self.team.processes.total(len(loss_X))) for loss_X in losses_X]
         parts = [loss_X.sum() / n for loss_X, n in zip(losses_X, counts, strict=True)]
         loss = torch.stack(parts).sum()

@@ -29,7 +29,7 @@ usage: comlrl COMMAND … (each answers --help)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code."""
+    """Run a command and return its exit code."""
     tolerant_terminal()
     words = list(sys.argv[1:] if argv is None else argv)
     count = 2 if words[:1] == ["train"] else 1

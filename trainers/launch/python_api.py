@@ -74,8 +74,9 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One record for each logged step and evaluation: ``phase`` ("train" or "eval"), ``step``
-        (environment steps), and the metrics by name, as ``pandas.DataFrame`` takes them."""
+        """Return a record for each logged step and evaluation: ``phase`` ("train" or "eval"),
+        ``step`` (environment steps), and the metrics by name, as ``pandas.DataFrame`` takes
+        them."""
         return [
             {key: value for key, value in record.items() if key != "metrics"} | record["metrics"]
             for record in read_lines(self.path / METRICS)
@@ -83,7 +84,7 @@ class Run:
 
     @property
     def report(self) -> Report:
-        """The run's page; ``run.report.open()`` shows it in a browser."""
+        """Return the run's page; ``run.report.open()`` shows it in a browser."""
         if not (self.path / REPORT).exists():
             from loggers.report.write import write_report
 

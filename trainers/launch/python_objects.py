@@ -39,7 +39,7 @@ class TemplateDomain(Domain):
     reward = FunctionReward
 
     def __init__(self, templates: Mapping[str, str], columns: Iterable[str] | None) -> None:
-        """``columns``: of the rows; None: not known before they are loaded."""
+        """Set the templates. ``columns``: of the rows; None: not known before they are loaded."""
         named = [name for text in templates.values() for name in FIELD.findall(text)]
         self.by_role = dict(templates)
         self.fields = tuple(dict.fromkeys(named if columns is None else columns))

@@ -60,7 +60,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
 
 
 def prompt_forms(config: Config, agents: Sequence[AtHand]) -> list[str]:
-    """A line for each model: whether its prompts are in chat form, and why."""
+    """Return a line for each model that says whether its prompts are in chat form, and why."""
     lines = []
     for name, agent in zip(config.agent_models, agents, strict=False):
         chats, reason = agent.encoder.form
@@ -83,7 +83,7 @@ def _output(config: Config) -> None:
 
 
 def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
-    """All rows of both splits, each checked; [] where the data is the hub's."""
+    """Return all rows of both splits, each checked; [] where the data is on the hub."""
     import datasets
 
     name, section = config.dataset.name, config.dataset
@@ -103,7 +103,7 @@ def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
 
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
-    """What reads each agent's prompts; [] where a model is not at hand."""
+    """Return what reads each agent's prompts; [] where a model is not available locally."""
     key = "agents" if config.agents else "agent_model.name"
     names = config.agent_models
     found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
@@ -151,7 +151,8 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
 
 
 def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:
-    """Every row's first prompts leave room for a completion, unless ``on_bad_row: skip``."""
+    """Check that every row's first prompts leave room for a completion, unless ``on_bad_row:
+    skip``."""
     read = work.read_by([agent.encoder.chats for agent in agents])
     length = context_length(config, min(agent.positions for agent in agents))
     drawn = sampling(config, work.roles)

@@ -9,6 +9,6 @@ from comlrl.errors import UserError
 
 
 def check_installed(config: Config) -> None:
-    """Raises UserError for a logger whose package is missing."""
+    """Raise UserError for a logger whose package is missing."""
     if config.trackio is not None and importlib.util.find_spec("trackio") is None:
         raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")

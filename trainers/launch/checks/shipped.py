@@ -13,7 +13,8 @@ CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout tha
 
 
 def config_file(given: str | Path, option: str = "--config", folder: Path = CONFIGS) -> Path:
-    """A YAML file as given, or the shipped one of that name where there is none.
+    """Return the path of a YAML file, or of the shipped one of that name where there is no such
+    file.
 
     ``magrpo_quickstart``, ``magrpo_quickstart.yaml`` and ``configs/magrpo_quickstart.yaml`` are
     the same one. Raises UserError, naming ``option``, for a name that is neither.
@@ -33,8 +34,8 @@ def config_file(given: str | Path, option: str = "--config", folder: Path = CONF
 
 
 def train_command(script: str) -> list[str] | None:
-    """The command line of a train script, also where only the package is installed; None: it is
-    neither there nor one that ships."""
+    """Return the command line of a train script, also where only the package is installed; None:
+    there is no such script."""
     if Path(script).is_file():
         return [script]
     algorithm = Path(script).stem.removeprefix("train_")

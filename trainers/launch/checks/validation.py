@@ -15,7 +15,7 @@ from trainers.launch.wiring.vllm_urls import urls
 
 
 def validate(config: Config) -> Work:
-    """Return what the run works on. Raises UserError for values that cannot work together."""
+    """Return what the run works on. Raise UserError for values that cannot work together."""
     config.check()
     vllm.refuse(config)
     work = resolve_work(config)

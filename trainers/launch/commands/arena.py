@@ -86,7 +86,8 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Its configuration; of a user's script also a digest: another version is another cell."""
+        """Return the configuration, with a digest of the user's script, if any: another version
+        is another cell."""
         text = yaml.safe_dump(dict(self.tree), sort_keys=False)
         if self.script is None:
             return text
@@ -122,7 +123,7 @@ class Arena:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     tolerant_terminal()
     try:
         arena = asked(parse(argv))
@@ -176,7 +177,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def asked(given: argparse.Namespace) -> Arena:
-    """Raises UserError for names and numbers that cannot be."""
+    """Raise UserError for unknown names and for numbers out of range."""
     names = arena_cells.chosen("--algorithms", given.algorithms, ALGORITHMS)
     algorithms = {name: ALGORITHMS[name] for name in names}
     if given.check is not None:
@@ -202,7 +203,8 @@ def asked(given: argparse.Namespace) -> Arena:
 
 
 def check(arena: Arena, name: str, task: str) -> Bounds | str:
-    """Floor and optimum of a task as an algorithm plays it; or why it cannot."""
+    """Return the floor and optimum of a task as an algorithm plays it, or why it cannot be
+    played."""
     algorithm, tree = arena.algorithms[name], dict(arena.cell(name, task, arena.seeds[0]).tree)
     if TASKS[task].cross_play and len(arena.seeds) < 2:
         return f"{task} is played with a stranger: give --seeds 2 or more"
@@ -230,7 +232,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
 
 
 def _bounds(config: Config, work: Work) -> Bounds:
-    """Of an episode, the mean over the evaluation split."""
+    """Compute the bounds of an episode's value, averaged over the evaluation split."""
     from comlrl.builtin import DATASETS
     from rewards.arena.game import Bounds, Game
 
@@ -249,7 +251,7 @@ class Runner:
         self.arena, self._children = arena, ChildRuns(arena.jobs)
 
     def run(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Every cell that is not finished; those that failed, by name, with the reason."""
+        """Run every unfinished cell and return those that failed, by name, with the reason."""
         left = [cell for cell in cells if not cell.finished]
         print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", file=sys.stderr)
         failed: dict[str, str] = {}
@@ -283,7 +285,7 @@ class Runner:
 def outcome(
     arena: Arena, cell: Cell, bounds: Mapping[tuple[str, str], Bounds], reason: str | None
 ) -> Outcome:
-    """A cell's score, from its summary."""
+    """Read a cell's score from its summary."""
     found = Outcome(cell.algorithm, cell.task, cell.seed, reason=reason)
     if reason is not None:
         return found
@@ -308,7 +310,7 @@ def outcome(
 def with_cross_play(
     arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
 ) -> list[Outcome]:
-    """The same, where a task's value is that of play with other seeds' agents."""
+    """Replace a task's value by that of play with other seeds' agents."""
     found = []
     for one in outcomes:
         if one.reason is None and TASKS[one.task].cross_play:
@@ -331,8 +333,8 @@ def with_cross_play(
 def _strangers(
     arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]
 ) -> dict[int, float] | str:
-    """Seed → its mean value in cross-play, from the result of ``evaluate.py --cross-play``; or why
-    there is none."""
+    """Map each seed to its mean value in cross-play, read from the result of ``evaluate.py
+    --cross-play``; or return why there is none."""
     name = f"{algorithm}_{task}_{'_'.join(map(str, seeds))}"
     file = arena.out / "cross_play" / f"{name}.json"
     if not file.is_file():
@@ -349,7 +351,8 @@ def _strangers(
 
 
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
-    """``arena.json``, ``arena.md`` and ``arena.png``; table and heat map on the terminal."""
+    """Write ``arena.json``, ``arena.md`` and ``arena.png``, and print the table and the heat
+    map."""
     from loggers.report.heat_map import write_heat_map
     from loggers.score_tables import score_shades, score_table
 

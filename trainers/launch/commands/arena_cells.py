@@ -106,7 +106,7 @@ TASKS: dict[str, ArenaTask] = {
 
 
 def chosen(option: str, given: str | None, known: Mapping[str, Any]) -> list[str]:
-    """Names separated by commas; None: all. Raises UserError for one that is unknown."""
+    """Split names at commas; None: all. Raise UserError for an unknown name."""
     names = list(known) if given is None else [name.strip() for name in given.split(",")]
     for name in names:
         if name not in known:
@@ -115,8 +115,8 @@ def chosen(option: str, given: str | None, known: Mapping[str, Any]) -> list[str
 
 
 def own_algorithm(script: Path) -> tuple[str, Algorithm]:
-    """A train script in the form of docs/tutorial/algorithm.md, by the name that it gives to
-    ``main``. Raises UserError for another file."""
+    """Read a train script in the form of docs/tutorial/algorithm.md, and return it by the name
+    that it gives to ``main``. Raise UserError for any other file."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
@@ -135,8 +135,8 @@ def own_algorithm(script: Path) -> tuple[str, Algorithm]:
 def configuration(
     algorithm: Algorithm, task: ArenaTask, seed: int, joint_actions: int, run_dir: Path
 ) -> dict[str, Any]:
-    """A cell's configuration, as its YAML file holds it. ``joint_actions``: scored in training,
-    rounded up to whole steps."""
+    """Return a cell's configuration, as its YAML file holds it. ``joint_actions``: scored in
+    training, rounded up to whole steps."""
     section: dict[str, Any] = {
         "num_agents": 2, "num_turns": 1, "batch_size": BATCH, "num_train_epochs": None,
         "lr_scheduler": "linear", "max_new_tokens": 12, "temperature": 1.0, "logging_steps": 10,
@@ -176,7 +176,8 @@ def configuration(
 def _generations(
     known: type[CommonConfig], section: Mapping[str, Any], most: int
 ) -> tuple[int, Growth]:
-    """The most completions whose tree scores at most ``most`` joint actions, and that tree."""
+    """Find the most completions whose tree scores at most ``most`` joint actions; return that
+    number and the tree."""
     names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
     keys = {name: section[name] for name in names if name in section}
     shape = replace(known(), **keys)
@@ -187,5 +188,6 @@ def _generations(
 
 
 def _states(section: Mapping[str, Any], tree: Growth) -> int:
-    """Of a task's tree, as ``train_batch_size`` counts them; in order, one a joint action."""
+    """Count a task tree's states as ``train_batch_size`` does; in order, there is one for each
+    joint action."""
     return tree.joint_actions if section.get("turn_order") == "sequential" else tree.nodes

@@ -15,20 +15,21 @@ INTERRUPTED = (130, 143, -2, -15)  # exit codes of a process that a signal ended
 
 
 def last_error(output: str) -> str:
-    """The last error in a run's output, else its last line."""
+    """Return the last error in a run's output, or else its last line."""
     lines = output.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1][:300]
 
 
 def environment(jobs: int) -> dict[str, str]:
-    """Of one of ``jobs`` runs: an equal share of the cores, unless the caller sets a number."""
+    """Return the environment of one of ``jobs`` runs: an equal share of the cores, unless the
+    caller sets a number."""
     cores = available_cores()
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
 
 
 def last_line(log: Path) -> str:
-    """The same of a run's log file."""
+    """Return the last error or line of a run's log file."""
     return last_error(log.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -36,13 +37,13 @@ class ChildRuns:
     """Processes that several threads start and wait for, and that end together."""
 
     def __init__(self, jobs: int) -> None:
-        """``jobs``: how many share the machine."""
+        """Set ``jobs``, the number of runs that share the machine."""
         self._jobs, self._ended = jobs, False
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
 
     def run(self, line: Sequence[str], log: Path) -> int:
-        """Run a command line to its end, its output appended to ``log``; its exit code."""
+        """Run a command line to its end, append its output to ``log``, and return its exit code."""
         with log.open("ab") as output:
             with self._lock:
                 if self._ended:
@@ -61,7 +62,7 @@ class ChildRuns:
         return code
 
     def end(self) -> None:
-        """Terminate those that run, and start no more."""
+        """Terminate the runs in progress, and start no more."""
         with self._lock:
             self._ended = True
             for process in self._processes:

@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_written(path: Path | str) -> None:
-    """Print where a command's result lies, fit for a terminal whatever the path's name is."""
+    """Print where a command's result is, escaped for the terminal whatever the path's name is."""
     print(f"written: {one_line(str(path), 4096)}")
 
 
@@ -116,7 +116,8 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
 
 
 def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work, list[str]]:
-    """File, then older flags, then overrides; checked. Also what the run works on, and notices.
+    """Read the file, then older flags, then overrides, and check them. Return also what the run
+    works on, and notices.
 
     Raises UserError.
     """
@@ -144,7 +145,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:
-    """Raises UserError for a file that was written for another script."""
+    """Raise UserError for a file that was written for another script."""
     others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
     if others:
         raise UserError(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     tolerant_terminal()
     try:
         plan = make_plan(parse_arguments(argv))
@@ -71,7 +71,8 @@ class Stage:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """One team or baseline → table, JSON, Markdown; returns what the JSON holds."""
+    """Evaluate a team or baseline, write the table, JSON and Markdown, and return what the JSON
+    holds."""
     from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import evaluation_table
 
@@ -103,7 +104,8 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
 
 def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -> None:
-    """What each answer's last turn came to, in EvalPlus's form: ``task_id`` and ``solution``."""
+    """Export what each answer's last turn produced, in EvalPlus's form: ``task_id`` and
+    ``solution``."""
     rows = [(tree.task.task_id, domain.solution(tree.final_score)) for tree in trees]
     if any(solution is None for _, solution in rows):
         raise UserError("--export-samples: this domain or reward makes nothing to be exported")
@@ -113,7 +115,8 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
 
 
 def cross_play(plan: Plan) -> int:
-    """The last agent of every run with the others of every run → matrices and a heat map."""
+    """Evaluate the last agent of every run with the others of every run; write matrices and a
+    heat map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
     from loggers.report.heat_map import write_heat_map
@@ -163,7 +166,8 @@ def cross_play(plan: Plan) -> int:
 
 
 def replace_agents(plan: Plan) -> int:
-    """A team with every subset of some agents replaced → what each contributes, JSON, Markdown."""
+    """Evaluate a team with every subset of some agents replaced, and write what each contributes
+    as JSON and Markdown."""
     from comlrl.evaluation import contributions
     from comlrl.evaluation.estimates import estimates, task_rows
     from loggers.tables import replacement_table
@@ -204,7 +208,8 @@ def replace_agents(plan: Plan) -> int:
 
 
 def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Tensor] | None:
-    """Weights of who acts in an agent's place; None: nobody does. Before the team has its own."""
+    """Load the weights that act in an agent's place (None: nobody does), before the team has its
+    own."""
     who = plan.replaced[agent]
     if isinstance(who, weights.Trained):
         return weights.read_weights(who, "--replace")[f"agent_{agent}"]
@@ -218,8 +223,8 @@ def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Te
 
 
 def build(plan: Plan, *, caching: bool) -> Stage:
-    """Load data and models. ``caching``, for teams that are taken apart, whose tables tell
-    nothing of need: answers are sampled once, and need is not measured."""
+    """Load data and models. ``caching``: for evaluations of subteams, which do not report need:
+    answers are sampled once, and need is not measured."""
     from comlrl.evaluation.cross_play import CachingSampler
     from comlrl.models.pretrained import build_team
     from comlrl.processes.cpu_threads import LoadWatch
@@ -249,7 +254,8 @@ def build(plan: Plan, *, caching: bool) -> Stage:
 
 @contextlib.contextmanager
 def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
-    """How far the answers are, beside the output; ``teams``: how many answer anew, at most."""
+    """Record the progress of the answers beside the output; ``teams``: the most that sample new
+    ones."""
     from comlrl.evaluation import baselines
     from comlrl.loop.progress import Progress, Written
     from loggers.console import shown
@@ -266,7 +272,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
-    """What samples all tasks: the team in its turns or its program, or a baseline."""
+    """Return what samples all tasks: the team in its turns or its program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
     from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
@@ -284,7 +290,7 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
 
 
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:
-    """What was evaluated, and how."""
+    """Describe what was evaluated, and how."""
     from comlrl.evaluation import baselines
 
     config = plan.config
@@ -321,7 +327,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
 def budget(
     generator: Generator, trees: Sequence[RolloutResult], seconds: float
 ) -> dict[str, float]:
-    """What it cost: generated tokens and wall seconds, sampling and scoring together."""
+    """Return the cost: generated tokens and wall seconds, sampling and scoring together."""
     return {
         "tokens_generated": generator.tokens,
         "generation_calls": generator.calls,
@@ -333,7 +339,7 @@ def budget(
 
 
 def costs(plan: Plan, stage: Stage, trees: Sequence[RolloutResult]) -> dict[str, float]:
-    """What these answers cost in calls, tokens and operations, whatever was remembered."""
+    """Count the calls, tokens and operations of these answers, including those that were cached."""
     from comlrl.evaluation.cost import cost, weights_of
 
     agents = range(plan.config.section.num_agents)

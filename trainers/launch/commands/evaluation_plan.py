@@ -50,7 +50,7 @@ class Plan:
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
-    """Everything that can be refused without loading a model. Raises UserError."""
+    """Check everything that can be refused without loading a model. Raise UserError."""
     ks, samples = _samples(arguments)
     runs = arguments.cross_play or ()
     if runs and len(runs) < 2:
@@ -114,8 +114,8 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
 
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     """Return where an evaluation is written: ``--out``, else beside the run if it is of one, under
-    a name that says what was evaluated and ends with a digest of ``described``. So the same
-    evaluation replaces its file, and no other does.
+    a name that says what was evaluated and ends with a digest of ``described``. The same evaluation
+    thus replaces its file, and no other does.
 
     ``described``: the fields that say what was evaluated, as the file has them.
     """
@@ -150,7 +150,8 @@ def _label(team: Trained) -> str:
 def resolve(
     file: str, teams: Sequence[Trained], arguments: argparse.Namespace
 ) -> tuple[Config, Work]:
-    """File, then what the weights say of themselves, then flags and overrides; checked."""
+    """Read the file, then what is stored with the weights, then flags and overrides, and check
+    them."""
     algorithms = own_algorithm.known(Path(file).parent, *(team.run_dir for team in teams))
     loader = weights.read_config(Path(file), algorithms)
     algorithm = loader.algorithm
@@ -190,7 +191,7 @@ def resolve(
 def _check_pairing(
     option: str, teams: Sequence[Trained], team_settings: Sequence[Sequence[Setting]]
 ) -> None:
-    """Raises UserError for teams whose agents cannot take each other's place."""
+    """Raise UserError for teams whose agents cannot take each other's place."""
     held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in team_settings]
     for team, own in zip(teams, held, strict=True):
         if len(teams) > 1 and team.model is not None:
@@ -210,8 +211,8 @@ def _check_work(
     team_settings: Sequence[Sequence[Setting]],
     overridden: Sequence[str],
 ) -> None:
-    """Raises UserError for teams that were trained to do different things, where the command
-    line does not say which it is to be."""
+    """Raise UserError for teams that were trained on different work, where the command line does
+    not say which to evaluate."""
     works = [
         {s.key: s.value for s in settings if s.key in weights.WORK} for settings in team_settings
     ]
@@ -242,8 +243,8 @@ def _work_notices(
     config: Config,
     work: Work,
 ) -> list[str]:
-    """Notices of differences between evaluation and training, and of settings of the file that are
-    not used."""
+    """Return notices of differences between evaluation and training, and of settings of the file
+    that are not used."""
     notices = []
     used = digests(work.sources)
     for team in teams:
@@ -279,7 +280,7 @@ def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
 
 
 def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
-    """Raises UserError where teams that are crossed have learned to act in different orders."""
+    """Raise UserError where the teams in cross-play have learned to act in different orders."""
     runs = {team.name: team.run_dir for team in teams if team.run_dir is not None}
     orders = {n: weights.load_run(folder).section.turn_order for n, folder in runs.items()}
     for name, order in orders.items():

@@ -21,7 +21,7 @@ from trainers.launch.wiring.weights import Trained
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     tolerant_terminal()
     try:
         arguments = parse_arguments(argv)
@@ -51,7 +51,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def check(
     path: str, given: str | None, merge: bool, repository: str | None
 ) -> tuple[Trained, Path]:
-    """The run to export, and the target folder. Raises UserError if that is known not to work."""
+    """Return the run to export and the target folder. Raise UserError if the export cannot work."""
     run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
         raise UserError(f"RUN: '{run.name}' is not a run; give a run directory, or a folder in one")
@@ -73,7 +73,7 @@ def check(
 
 
 def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
-    """Write ``out/agent_N/``, whole or not at all.
+    """Write ``out/agent_N/`` atomically.
 
     Without ``merge`` as ``final_model`` holds them, also where a run has only checkpoints; with it
     as whole models in the precision that the run held its base in.
@@ -93,7 +93,7 @@ def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
 
 
 def _save(run: Trained, config: Config, folder: Path) -> None:
-    """A checkpoint's weights in the form of a ``final_model``."""
+    """Save a checkpoint's weights in the form of a ``final_model``."""
     from comlrl.models.pretrained import build_team
     from trainers.launch.wiring.assembly import build_sampler, saver
 
@@ -104,7 +104,7 @@ def _save(run: Trained, config: Config, folder: Path) -> None:
 
 
 def _merge(config: Config, index: int, agent: Path) -> None:
-    """Put a whole model in the place of an adapter: W + (alpha / r) B A for each adapted W."""
+    """Replace an adapter by its merged model: W + (alpha / r) B A for each adapted W."""
     from peft import PeftModel
 
     from comlrl.models.pretrained import load_model
@@ -117,7 +117,7 @@ def _merge(config: Config, index: int, agent: Path) -> None:
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload a folder to the hub; returns its address. Raises UserError where that fails."""
+    """Upload a folder to the hub and return its address. Raise UserError where that fails."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -15,7 +15,7 @@ from trainers.launch.commands.command_line import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     tolerant_terminal()
     try:
         options = parse_arguments(argv)
@@ -48,7 +48,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
-    """For papers: of one run, or of the settings compared."""
+    """Write figures for papers: of a single run, or of the settings compared."""
     from loggers.report.charts import figures
     from loggers.report.comparison import charts_of, grouped
     from loggers.report.pictures import write_figures

@@ -75,12 +75,12 @@ class Sweep:
         return math.prod(len(p.choices) for p in self.parameters)
 
     def identity(self) -> str:
-        """What two sweeps must share for the points of one to be points of the other."""
+        """Return what two sweeps must share for their points to be interchangeable."""
         parameters = [asdict(p) for p in self.parameters]
         return json.dumps([self.program, self.method, self.metric, parameters, self.command])
 
     def command_line(self, point: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
-        """The process of a point; ``more`` overrides come last and win."""
+        """Return the command line of a point's process; ``more`` overrides come last and win."""
         items = [f"{name}={value}" for name, value in point.items() if name != "config"]
         line: list[str] = []
         for part in self.command:
@@ -100,7 +100,7 @@ class Sweep:
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read a sweep file in W&B's form. Raises UserError, naming the key, for what is not."""
+    """Read a sweep file in W&B's form. Raise UserError, naming the key, for an invalid one."""
     path = config_file(path, "sweep file", CONFIGS / "sweeps")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ class Search:
     """Hands out points and takes their results; ``points.json`` holds them all."""
 
     def __init__(self, sweep: Sweep, folder: Path, seed: int) -> None:
-        """Go on with what the folder holds.
+        """Continue with what the folder holds.
 
         Raises UserError where that is another sweep, and where Optuna is needed and missing.
         """
@@ -225,7 +225,7 @@ class Search:
         self._interrupted = [p for p in self.points.values() if p.state == "started"]
 
     def ask(self) -> Point | None:
-        """The next point: one that was interrupted, else a new one; None: the grid is done."""
+        """Return the next point: an interrupted one, else a new one; None: the grid is done."""
         if self._interrupted:
             return self._interrupted.pop(0)
         number = len(self.points)
@@ -236,7 +236,7 @@ class Search:
         return self._keep(Point(number=number, values=values))
 
     def tell(self, point: Point, metric: float | None, seconds: float, error: str | None) -> None:
-        """Take a point's result; without a metric it has failed."""
+        """Record a point's result; without a metric it has failed."""
         state: Literal["done", "failed"] = "failed" if metric is None else "done"
         self._keep(replace(point, state=state, metric=metric, seconds=seconds, error=error))
 
@@ -257,7 +257,7 @@ class Search:
         return None if values is None else dict(zip(names, values, strict=True))
 
     def _draw(self, number: int) -> dict[str, Any]:
-        """What Optuna draws after all points so far; seeded with the point's number.
+        """Draw a point with Optuna after all points so far, seeded with the point's number.
 
         A sweep that is continued draws what it would have drawn at once.
         """
@@ -377,7 +377,7 @@ class Result:
 
 
 def last_value(file: Path, metric: str) -> float | None:
-    """The last value of e.g. ``eval/reward_mean`` in a run's ``metrics.jsonl``."""
+    """Return the last value of e.g. ``eval/reward_mean`` in a run's ``metrics.jsonl``."""
     phase, _, name = metric.partition("/")
     value = None
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():

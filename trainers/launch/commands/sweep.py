@@ -21,7 +21,7 @@ DEFAULT_COUNT = 8  # points of a search that has no end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Run the command and return its exit code."""
     tolerant_terminal()
     try:
         arguments = parse_arguments(argv)
@@ -72,7 +72,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def write_results(search: Search, folder: Path) -> None:
-    """Table as CSV and Markdown, best first, and the picture of all points."""
+    """Write the table as CSV and Markdown, best first, and the picture of all points."""
     from loggers.report.parallel_coordinates import write_parallel_coordinates
     from loggers.tables import table
 
@@ -100,7 +100,7 @@ def write_results(search: Search, folder: Path) -> None:
 
 
 def write_page(search: Search, folder: Path) -> None:
-    """The points' curves on one page, best first."""
+    """Write the points' curves on one page, best first."""
     from loggers.report.comparison import write_comparison
     from loggers.report.run_data import read_run
 

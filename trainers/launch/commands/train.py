@@ -52,8 +52,8 @@ def main(
     argv: Sequence[str] | None = None,
     section: type | None = None,
 ) -> int:
-    """Run a train script; returns its exit code. ``section``: the class of the keys of an algorithm
-    that does not ship."""
+    """Run a train script and return its exit code. ``section``: the class of the keys of an
+    algorithm that does not ship."""
     tolerant_terminal()
     if section is not None:
         own_algorithm.add(algorithm, section)
@@ -105,7 +105,7 @@ def _main(
 
 
 def check(config: Config, resume: bool) -> list[str]:
-    """Return notices. Raises UserError for what this machine or the run's folder does not have."""
+    """Return notices. Raise UserError for what this machine or the run's folder does not have."""
     check_installed(config)
     check_free(config, resume)
     hub.check_data(config)
@@ -117,7 +117,7 @@ def check(config: Config, resume: bool) -> list[str]:
 
 
 def no_weights_notice(config: Config) -> list[str]:
-    """Where a run will leave nothing that could be evaluated or trained further."""
+    """Return a notice where a run will leave nothing that could be evaluated or trained further."""
     output, section = config.output, config.section
     saves = section.eval_interval if section.save_steps is None else section.save_steps
     if config.keeps_final_model or output.save_best or saves:
@@ -129,8 +129,8 @@ def no_weights_notice(config: Config) -> list[str]:
 
 
 def _dry_run(config: Config, work: Work, solutions: bool) -> None:
-    """Check what is at hand, then print the cost, what the rows' solutions are worth and what was
-    left unchecked. Raises UserError."""
+    """Check what is available, then print the cost, how many of the rows' solutions pass, and
+    what was left unchecked. Raise UserError."""
     from trainers.launch.checks.at_hand import check
     from trainers.launch.checks.solutions import check_solutions
     from trainers.launch.cost.dry_run import describe
@@ -150,8 +150,8 @@ def _measure(
     build: Build,
     signals: Signals,
 ) -> int:
-    """Train for some steps in a temporary folder, and print what the run would take by them;
-    returns the exit code."""
+    """Train for some steps in a temporary folder, print the estimated cost of the run, and
+    return the exit code."""
     from trainers.launch.cost.measured import describe_measured, overrides
 
     with tempfile.TemporaryDirectory() as folder:
@@ -169,8 +169,8 @@ def _measure(
 
 
 def _refuse(error: Exception) -> int:
-    """Print an error of the user's or the disk's, once for all processes; returns its exit code.
-    Raises any other again."""
+    """Print an error of the user's or the disk's, once for all processes, and return its exit
+    code. Raise any other again."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return report(error)
     from comlrl.processes import distributed
@@ -199,7 +199,7 @@ def execute(
     pages: bool = True,
     raises: bool = False,
 ) -> int:
-    """Build everything, train, and leave the run directory; returns the exit code.
+    """Build everything, train, and leave the run directory; return the exit code.
 
     ``pages``: write the report and the model card. ``raises``: raise what the user has to fix as
     UserError, in place of printing it.
@@ -264,7 +264,7 @@ def execute(
 def _start(
     config: Config, work: Work, resume: bool, force: bool, opened: contextlib.ExitStack
 ) -> Start:
-    """Where the run begins, its folder locked until ``opened`` closes; main process only."""
+    """Find where the run begins, its folder locked until ``opened`` closes; main process only."""
     from comlrl.loop.resume import prepare
     from comlrl.loop.run_lock import hold
 
@@ -274,7 +274,7 @@ def _start(
 
 
 def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
-    """The report, and the ``card`` of the model; returns whether there is a report.
+    """Write the report, and the ``card`` of the model; return whether there is a report.
 
     The run's results are safe on the disk, so a failure here is reported and does not fail the run.
     """
@@ -301,7 +301,8 @@ def _kind_and_text(error: Exception) -> str:
 
 
 def _stopped(error: Exception, loop: Loop, raises: bool = False) -> int:
-    """An error in the middle of a run; raised again where it is not the user's or the disk's."""
+    """Handle an error in the middle of a run; raise it again where it is not the user's or the
+    disk's."""
     from safetensors import SafetensorError
 
     from comlrl.processes import distributed
@@ -326,14 +327,14 @@ def _stopped(error: Exception, loop: Loop, raises: bool = False) -> int:
 
 
 def _left_alone() -> int:
-    """The end of a process that waits for one that has ended; returns the exit code."""
+    """End a process that waits for another that has ended; return the exit code."""
     if os.environ.get("RANK", "0") == "0":
         print("interrupted: another process has ended (see its message)", file=sys.stderr)
     return 1
 
 
 def _leave(loop: Loop) -> None:
-    """A step's sampling cannot be finished: save what was done before it."""
+    """Save what was done before a step whose sampling cannot be finished."""
     from comlrl.processes import distributed
 
     main = distributed.is_main()
@@ -351,7 +352,7 @@ def _open(
     force: bool,
     opened: contextlib.ExitStack,
 ) -> tuple[Run[CommonConfig], Trainer]:
-    """The assembled run and its trainer, resumed where it is to be; ``opened`` closes it all."""
+    """Assemble the run and its trainer, resumed if configured so; ``opened`` closes it all."""
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
     from comlrl.processes import cpu_threads, distributed, sharding
@@ -395,7 +396,7 @@ def _closing(closed: Logger | Reward) -> Callable[[], None]:
 
 
 def _finish(run: Run[CommonConfig]) -> None:
-    """Final model and summary."""
+    """Write the final model and the summary."""
     from comlrl.loop.summary import write_summary
     from comlrl.processes import distributed
 

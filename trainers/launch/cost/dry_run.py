@@ -28,7 +28,8 @@ from trainers.launch.wiring.model_size import model_size
 
 
 def describe(config: Config, limits_N: Sequence[int]) -> str:
-    """Agents, then calls, joint actions and tokens of a training step and of the run, then memory.
+    """Describe the agents, then calls, joint actions and tokens of a training step and of the run,
+    then memory.
 
     ``limits_N`` is each agent's ``max_new_tokens``. Counts marked ``≤`` are those of a run in which
     no branch ends early and every completion is as long as it may be. Raises UserError for a
@@ -46,7 +47,7 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
 
 
 def steps_of(config: Config, tasks: int | None) -> int | None:
-    """Of the run; ``tasks``: how many there are, where that is known."""
+    """Count the steps of the run; ``tasks``: how many there are, if known."""
     section = config.online
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, growth(section))
@@ -54,7 +55,8 @@ def steps_of(config: Config, tasks: int | None) -> int | None:
 
 
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
-    """(rows of the split or None, how that is known). Counts the lines of a local .jsonl."""
+    """Return (rows of the split or None, how the number was obtained). Count the lines of a
+    local .jsonl."""
     base, _, piece = split.partition("[")
     file = DATASETS[name].get(base) if name in DATASETS else Path(name)
     if file is None:
@@ -91,7 +93,7 @@ def _who(config: Config) -> list[str]:
 def _online(
     config: Config, section: configs.CommonConfig, limits_N: Sequence[int], tasks: int | None
 ) -> list[str]:
-    """The table of the online loop: a step, and the whole run."""
+    """Tabulate the cost of the online loop: of a step, and of the entire run."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
@@ -141,32 +143,33 @@ def _online(
 
 
 def _tokens(section: configs.CommonConfig, limits_N: Sequence[int]) -> int:
-    """Of one task's tree at most."""
+    """Return the most tokens of one task's tree."""
     each = ((level, sum(limits_N[i] for i in level.stage)) for level in levels(section))
     return sum(level.nodes * level.own * tokens for level, tokens in each)
 
 
 def _decoders(config: Config) -> int:
-    """Generation calls of a level: agents of one base decode together, others one by one."""
+    """Count the generation calls of a level: agents of one base decode together, others one by
+    one."""
     stages = len(config.section.shape.stages)
     return 1 if config.shares_base else config.section.num_agents // stages
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
-    """The last step of an epoch takes what is left over."""
+    """Count the tasks of so many steps; the last step of an epoch takes what is left over."""
     epochs, rest = divmod(steps, math.ceil(tasks / size))
     return epochs * tasks + rest * size
 
 
 def _rounds(config: Config, tasks: int | None) -> TaskSchedule | None:
-    """The schedule of a run in rounds; None: of another, or of unknown tasks."""
+    """Return the schedule of a run in rounds; None: of another, or of unknown tasks."""
     if tasks is None or config.section.rounds is None:
         return None
     return build_schedule(config.section, range(tasks), config.seed)
 
 
 def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> list[str]:
-    """Candidates that are sampled, and the pairs kept of them."""
+    """Describe the candidates that are sampled, and the pairs kept of them."""
     section, sampled, rounds = config.section, config.section.rounds, _rounds(config, tasks)
     assert sampled is not None
     if sampled.preferences is not None:
@@ -209,14 +212,15 @@ def _evaluations(config: Config, tasks: int | None) -> list[str]:
 
 
 def held_out_tasks(config: Config) -> int | None:
-    """Of an evaluation."""
+    """Count the tasks of an evaluation."""
     rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
     limits = [n for n in (rows, config.online.eval_num_samples) if n is not None]
     return min(limits) if limits else None
 
 
 def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
-    """Parameters, and an upper bound of what is held: prompts as long as they may be."""
+    """Describe the parameters and an upper bound of the memory, with prompts as long as they may
+    be."""
     lines = [
         f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
         for name in dict.fromkeys(config.agent_models)

@@ -54,7 +54,7 @@ def held(
 
 
 def training_adds(width: float) -> tuple[float, str]:
-    """Bytes for each weight of so many bytes that is trained, and what they are."""
+    """Return the bytes for each weight of so many bytes that is trained, and what they are."""
     if width == 2:
         return 4 * 4, "float32: gradients, Adam's moments, masters of the weights"
     return 3 * width, "gradients, Adam's moments"
@@ -73,8 +73,8 @@ def _slots(
 def _evaluated(
     config: Config, limits_N: Sequence[int], prompt: float, held_out: int | None
 ) -> float:
-    """Key/value slots of an evaluation's widest level. All answers read a task's prompt once; at
-    later turns, and where agents act in order, each reads its own."""
+    """Count the key/value slots of an evaluation's widest level. All answers read a task's
+    prompt once; at later turns, and where agents act in order, each reads its own."""
     section = config.online
     if not section.eval_interval:
         return 0
@@ -120,8 +120,8 @@ def _cache(
 
 
 def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[Held]:
-    """Of PPO's language-model critics: weights held once, what each trains and, where adapters
-    are off, everything of each."""
+    """Return the memory of PPO's language-model critics: weights held once, what each trains
+    and, where adapters are off, everything of each."""
     name = section.other_models.get("critic_model")
     if name is None:
         return

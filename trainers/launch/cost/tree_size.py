@@ -33,8 +33,8 @@ class Level(NamedTuple):
 
 
 def scored(section: CommonConfig, tree: Growth) -> int:
-    """Joint actions of one task that are scored: its tree's, and with ``advantage: greedy`` those
-    of a greedy chain from every state, one a turn to the end."""
+    """Count the joint actions of one task that are scored: its tree's, and with ``advantage:
+    greedy`` those of a greedy chain from every state, one a turn to the end."""
     if not section.samples_greedily:
         return tree.joint_actions
     turns = range(1, section.num_turns + 1)
@@ -43,7 +43,7 @@ def scored(section: CommonConfig, tree: Growth) -> int:
 
 
 def growth(section: CommonConfig) -> Growth:
-    """The tree of one task, where no branch ends early.
+    """Return the size of one task's tree, where no branch ends early.
 
     A turn has K joint actions (``Shape.joint_actions``); where the agents act in order, G times the
     later agents' generations. Each is continued, or ``handoff`` width of them. Chains
@@ -63,7 +63,7 @@ def growth(section: CommonConfig) -> Growth:
 
 
 def levels(section: CommonConfig) -> Iterator[Level]:
-    """One after the other."""
+    """Yield the levels one after the other."""
     shape, starts = section.shape, 1
     for turn in range(1, section.num_turns + 1):
         nodes = starts
@@ -78,8 +78,8 @@ def levels(section: CommonConfig) -> Iterator[Level]:
 def training_steps(
     section: CommonConfig, tasks: int | None, actions: int, schedule: TaskSchedule | None = None
 ) -> int | None:
-    """Training steps of the run, the first of its ends; None where the tasks decide and are
-    unknown. ``actions``: joint actions of a full step. ``schedule``: of a run in rounds."""
+    """Return the training steps of the run, the first of its ends; None where the tasks decide
+    and are unknown. ``actions``: joint actions of a full step. ``schedule``: of a run in rounds."""
     ends = [section.max_steps]
     if section.max_env_steps is not None:
         ends.append(math.ceil(section.max_env_steps / actions))

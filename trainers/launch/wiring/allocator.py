@@ -11,7 +11,8 @@ _KEPT, _GREATEST = 1 << 30, 32 << 20  # bytes; glibc takes no larger threshold f
 
 
 def keep_freed() -> None:
-    """glibc would hand large blocks back and take fresh pages for the next ones, at every step."""
+    """Keep freed memory: glibc would return large blocks and take fresh pages for the next ones
+    at every step."""
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -21,6 +22,6 @@ def keep_freed() -> None:
 
 
 def keep_loaded() -> None:
-    """Keep the objects that exist: to walk them all, the collector would stop a step for a third of
-    a second."""
+    """Exempt the present objects from collection: walking them all would stop a step for a third
+    of a second."""
     gc.freeze()

@@ -70,7 +70,7 @@ def assemble(
     held_out: list[Task],
     resume: bool,
 ) -> Run[CommonConfig]:
-    """Load models, start the reward's workers lazily, and wire the rooms together.
+    """Load models, start the reward's workers lazily, and connect the packages' objects.
 
     ``resume``: the run continues from a checkpoint.
     """
@@ -134,7 +134,7 @@ def assemble(
 
 
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
-    """The team with the weights that the run begins with, and what samples for it."""
+    """Build the team with the weights that the run begins with, and what samples for it."""
     from comlrl.models.pretrained import build_team
     from trainers.launch.wiring import init_from
 
@@ -176,7 +176,7 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
 
 
 def _words(agent: Agent) -> dict[str, int]:
-    """The tokens of text of an agent's tokenizer."""
+    """Count the tokens of text with an agent's tokenizer."""
     special = set(agent.tokenizer.all_special_tokens)
     return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
 
@@ -197,7 +197,7 @@ def build_schedule(section: CommonConfig, tasks: Sequence[Any], seed: int) -> Ta
 
 
 def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
-    """What writes the agents into a folder: their models, and what SHPPO tells them apart by."""
+    """Return what writes the agents into a folder: their models, and SHPPO's networks."""
     from comlrl.processes import distributed
 
     policy = heterogeneous_policy(sampler)
@@ -211,14 +211,15 @@ def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
 
 
 def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
-    """SHPPO's networks, by which one model acts for all agents; None: there are none."""
+    """Build SHPPO's networks, by which one model acts for all agents; None: there are none."""
     from comlrl.rollout.latent_sampler import LatentSampler
 
     return sampler.policy if isinstance(sampler, LatentSampler) else None
 
 
 def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
-    """The generator, and what samples for the agents: itself, or with SHPPO the latents before it.
+    """Build the generator, and what samples for the agents: itself, or with SHPPO the latents
+    before it.
 
     SHPPO's sampler serves any number of agents; its weights are ``sampler.policy``.
     """
@@ -251,7 +252,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
 
 def build_rewards(config: Config, work: Work) -> tuple[Reward, Reward]:
-    """Training's reward, and evaluation's; they share their workers, and closing one closes
+    """Build training's reward and evaluation's; they share their workers, and closing one closes
     both."""
     reward = work.build_reward()
     evaluated = reward.for_evaluation()
@@ -269,7 +270,7 @@ def build_player(
     reward: Reward,
     fallbacks: Fallbacks | None = None,
 ) -> Rollout | ProgramRollout:
-    """What plays the run's program, or grows trees where it has none."""
+    """Build what plays the run's program, or grows trees where it has none."""
     from comlrl.programs.rollout import ProgramRollout
 
     if work.program is None:
@@ -286,7 +287,7 @@ def build_player(
 
 
 def processor(config: Config) -> Callable[[float], float]:
-    """The reward processor."""
+    """Build the reward processor."""
     given = config.reward_processor
     scale, shift = (given.scale_factor, given.shift) if given.enabled else (1.0, 0.0)
     return lambda reward: scale * reward + shift
@@ -320,7 +321,7 @@ def build_rollout(
 
 
 def build_fallbacks(config: Config) -> Fallbacks | None:
-    """What counts an expert's failures, where one is asked."""
+    """Build what counts an expert's failures, if there is an expert."""
     if config.external.mode != "expert_edits":
         return None
     from external.expert_edits import Fallbacks
@@ -329,8 +330,8 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
 
 
 def standing(fallbacks: Fallbacks | None, processes: Processes) -> Callable[[], dict[str, float]]:
-    """Metrics that go into every record: the attempts so far that ``plain`` answered in the
-    expert's place. Every process asks."""
+    """Return metrics that go into every record: the attempts so far that ``plain`` answered in
+    the expert's place. Every process asks."""
     if fallbacks is None:
         return dict
     return lambda: {"expert_fallbacks": processes.total(fallbacks.count)}
@@ -346,7 +347,8 @@ def build_evaluations(
     best: BestModel | None,
     ahead: OverlappedRollout | None = None,
 ) -> Evaluations:
-    """Of the present policy on held-out tasks; metrics are ``turn_1/…`` and bare names.
+    """Build the evaluations of the present policy on held-out tasks; metrics are ``turn_1/…`` and
+    bare names.
 
     ``progress`` receives how far the generator is. ``ahead`` is waited for: it uses the reward.
     """

@@ -22,18 +22,18 @@ OFFLINE = "HF_HUB_OFFLINE"
 
 
 def agents_models(config: Config) -> list[tuple[str, str]]:
-    """(key, name) of the models that the agents have."""
+    """Return (key, name) of the models that the agents have."""
     named = [("agents", name) for name in config.agents or ()]
     return named or [("agent_model.name", config.agent_model.name)]
 
 
 def named_models(config: Config) -> list[tuple[str, str]]:
-    """(key, name) of every model that a run loads; the agents' first."""
+    """Return (key, name) of every model that a run loads, the agents' first."""
     return [*agents_models(config), *config.other_models.items()]
 
 
 def check_model(key: str, name: str, config: Config) -> None:
-    """Raises UserError for a model that is neither here nor can be a hub's."""
+    """Raise UserError for a model that is neither local nor a valid name of the hub."""
     _check_builtin(key, name, MODELS)
     if name.endswith(".gguf"):
         raise UserError(
@@ -49,7 +49,7 @@ def check_model(key: str, name: str, config: Config) -> None:
 
 
 def check_data(config: Config) -> None:
-    """Raises UserError for a data set that is neither here nor can be a hub's."""
+    """Raise UserError for a data set that is neither local nor a valid name of the hub."""
     name = config.dataset.name
     if name == FROM_PYTHON:
         passed("dataset.name")
@@ -68,7 +68,7 @@ def check_data(config: Config) -> None:
 
 
 def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
-    """Keep the libraries to the hub's cache where the hub is out of reach.
+    """Restrict the libraries to the hub's cache where the hub is out of reach.
 
     Raises UserError for what lies neither here nor there. ``models``: (key, name) of each that
     is to be loaded.
@@ -97,8 +97,7 @@ def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
 
 
 def model_folder(name: str) -> Path | None:
-    """Return where a model lies: the builtin's folder, a local one, or the hub's cache; None:
-    nowhere."""
+    """Return a model's folder: the builtin's, a local one, or the hub's cache; None: nowhere."""
     if name in MODELS:
         return MODELS[name]
     return Path(name) if Path(name).is_dir() else _snapshot(name, "model")
@@ -118,7 +117,7 @@ def _snapshot(name: str, kind: str) -> Path | None:
 
 
 def _check_builtin(key: str, name: str, known: Mapping[str, object]) -> None:
-    """Raises UserError for a name with a colon that is not a builtin one."""
+    """Raise UserError for a name with a colon that is not a builtin one."""
     if ":" in name and name not in known and not Path(name).exists():
         hint = near(name, known, "the builtin are {}")
         raise UserError(f"{key}: '{name}' does not exist; {hint}")

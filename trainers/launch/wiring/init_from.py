@@ -50,12 +50,12 @@ class Source:
 
 
 def check(config: Config) -> list[str]:
-    """Return notices about ``init_from``. Raises UserError where a run cannot start from it."""
+    """Return notices about ``init_from``. Raise UserError where a run cannot start from it."""
     return _check_source(config, _source(config))
 
 
 def check_models(config: Config) -> None:
-    """Raises UserError if a model's name is the folder of an adapter or of a run, or is neither a
+    """Raise UserError if a model's name is the folder of an adapter or of a run, or is neither a
     folder nor a name of the hub."""
     for key, name in hub.named_models(config):
         hub.check_model(key, name, config)
@@ -76,7 +76,7 @@ def check_models(config: Config) -> None:
 
 
 def check_target_modules(config: Config) -> None:
-    """Raises UserError where ``lora.target_modules`` names what no model at hand has."""
+    """Raise UserError where ``lora.target_modules`` names what no model at hand has."""
     given = config.lora.target_modules
     if not config.lora.enabled or given == "all-linear":
         return
@@ -127,7 +127,7 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
 
 
 def _source(config: Config) -> Source:
-    """What lies in ``init_from``. Raises UserError where nothing does."""
+    """Return what ``init_from`` holds. Raise UserError where it holds nothing."""
     name = str(config.init_from)
     path = Path(name)
     if not path.exists():
@@ -163,7 +163,7 @@ def _source(config: Config) -> Source:
 
 
 def _of_folder(name: str, place: weights.Trained, folder: Path, models: Sequence[str]) -> Source:
-    """Of a folder of agent_0/, agent_1/, …"""
+    """Describe a folder of agent_0/, agent_1/, …"""
     facts, agents = weights.of_folder(folder), sorted(folder.glob("agent_*"))
     adapters = [_adapter(agent, name, models) for agent in agents] if facts["lora.enabled"] else []
     return Source(
@@ -178,14 +178,14 @@ def _of_folder(name: str, place: weights.Trained, folder: Path, models: Sequence
 
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
-    """Of SHPPO's networks, where there are any."""
+    """Return the sizes of SHPPO's networks, if there are any."""
     if not facts[HETEROGENEOUS]:
         return None
     return {key: facts[key] for key in weights.SIZES.values()}
 
 
 def _adapter(folder: Path, name: str, models: Sequence[str]) -> tuple[int, float, str]:
-    """r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA.
+    """Read r, alpha and base of an adapter. Raise UserError if it is not a plain LoRA.
 
     ``models``: the agents' models.
     """
@@ -220,7 +220,7 @@ def _may_be_transposed(model: str) -> bool:
 
 
 def _check_source(config: Config, source: Source) -> list[str]:
-    """Raises UserError where the weights are not of this run's form; returns notices."""
+    """Raise UserError where the weights are not of this run's form; return notices."""
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:
         held = "LoRA adapters" if source.lora else "all weights of whole models"
@@ -262,5 +262,5 @@ def _notices(config: Config, source: Source, wanted: int) -> list[str]:
 
 
 def _resolved(name: str) -> str:
-    """A model by its folder: a builtin's, or the name itself."""
+    """Resolve a model to its folder: a builtin's, or the name itself."""
     return str(MODELS[name]) if name in MODELS else name.rstrip("/")

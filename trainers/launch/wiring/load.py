@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_sampler(run: str | Path) -> Sampler:
-    """What samples for the agents of a run (or its ``best_model``, or a checkpoint of it).
+    """Load what samples for the agents of a run (or its ``best_model``, or a checkpoint of it).
 
     With SHPPO it gives each agent its latent before it asks the shared policy. Raises UserError
     where there are no weights.
@@ -32,7 +32,7 @@ def load_sampler(run: str | Path) -> Sampler:
 
 
 def config_of(trained: Trained) -> Config:
-    """The configuration of the run that made the weights, as they say of themselves.
+    """Return the configuration of the run that made the weights, as stored with them.
 
     Raises UserError for a plain model's folder, which says nothing of a team.
     """

@@ -10,7 +10,7 @@ from comlrl.errors import UserError
 
 
 def check_devices(config: Config) -> None:
-    """Raises UserError where ``agent_devices`` cannot be followed."""
+    """Raise UserError where ``agent_devices`` cannot be followed."""
     import torch
 
     from comlrl.processes import distributed

@@ -42,7 +42,7 @@ def keep(folder: Path, algorithm: str, section: type) -> None:
 
 def known(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
     """Return the sections of all algorithms, and those of the runs in ``folders``, whose modules
-    are imported; of one name the first.
+    are imported; the first of each name.
 
     Raises UserError for a damaged file and a module that cannot be imported.
     """

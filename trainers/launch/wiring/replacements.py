@@ -18,8 +18,8 @@ MOST = 5  # agents: every subset of them is evaluated
 
 
 def parse(items: Sequence[str], teams: Sequence[Trained]) -> dict[str, Other]:
-    """Place, as it was written → who acts there; a text that is not a path may be a role. Raises
-    UserError."""
+    """Map each place, as written, to who acts there; a text that is not a path may be a role.
+    Raise UserError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
         raise UserError("--replace: agents of what? give the run of a team with --checkpoint")
     found: dict[str, Other] = {}
@@ -44,7 +44,7 @@ def _again(item: str) -> str:
 
 
 def check(asked: Mapping[str, Other], config: Config, roles: Sequence[str]) -> dict[int, Other]:
-    """The places as numbers. Raises UserError where an agent cannot act there."""
+    """Return the places as numbers. Raise UserError where an agent cannot act there."""
     section, models = config.section, config.agents
     if asked and section.one_policy:
         raise UserError("--replace: the agents of this run act by one policy; none has its own")
@@ -77,7 +77,7 @@ def check(asked: Mapping[str, Other], config: Config, roles: Sequence[str]) -> d
 
 
 def _place(text: str, roles: Sequence[str]) -> int:
-    """The agent of a number, or of a role. Raises UserError."""
+    """Return the agent of a number, or of a role. Raise UserError."""
     if text.isdecimal() or text in roles:
         return int(text) if text.isdecimal() else roles.index(text)
     hint = near(text, roles, "there are {}")
@@ -85,7 +85,8 @@ def _place(text: str, roles: Sequence[str]) -> int:
 
 
 def _who(given: Other, roles: Sequence[str]) -> Other:
-    """The same, with a role as its agent's number. Raises UserError for a name of nobody's."""
+    """Resolve a replacement, with a role as its agent's number. Raise UserError for an unknown
+    name."""
     if not isinstance(given, str) or given in NOBODY:
         return given
     if given in roles:
@@ -95,14 +96,14 @@ def _who(given: Other, roles: Sequence[str]) -> Other:
 
 
 def label(who: Other) -> str:
-    """Who acts in an agent's place, in words."""
+    """Describe in words who acts in an agent's place."""
     if isinstance(who, Trained):
         return who.name
     return f"agent {who}" if isinstance(who, int) else who
 
 
 def pinned(replaced: Mapping[int, Other]) -> dict[int, Other]:
-    """The same, with the checkpoints that runs without a final model are read from."""
+    """Pin the checkpoints that runs without a final model are read from."""
     return {
         place: weights.pinned(who, "--replace") if isinstance(who, Trained) else who
         for place, who in replaced.items()

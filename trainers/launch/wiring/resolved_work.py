@@ -55,12 +55,12 @@ class Work:
         return self.prompts.domain
 
     def read_by(self, chats_N: Sequence[bool]) -> Work:
-        """The same with prompts for these readers: whether each agent's model has a chat
+        """Return this work with prompts for these readers: whether each agent's model has a chat
         template."""
         return dataclasses.replace(self, prompts=Prompts(self.domain, self.prompts.own, chats_N))
 
     def build_reward(self) -> Reward:
-        """The reward, its workers started lazily. Raises what its class raises."""
+        """Build the reward, its workers started lazily. Raise what its class raises."""
         if self.reward_target is None:
             return self.reward(**self.reward_arguments)
         with self.reward_target.calling():
@@ -119,8 +119,8 @@ def resolve_work(config: Config) -> Work:
 
 
 def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[str, ...]:
-    """What the agents are called; a program names them, and need not ask for the domain's
-    prompts. Raises UserError for a team or templates that the domain does not have."""
+    """Return the agents' roles; a program names them, and need not ask for the domain's prompts.
+    Raise UserError for a team or templates that the domain does not have."""
     agents = config.section.num_agents
     try:
         roles = prompts.domain.roles(agents)
@@ -133,7 +133,7 @@ def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[s
 
 
 def check_baseline(name: str, config: Config, domain: Domain) -> None:
-    """Raises UserError if the domain has no such team. Baselines act by the domain's prompts and
+    """Raise UserError if the domain has no such team. Baselines act by the domain's prompts and
     roles, and not by a program, even if the run has one."""
     size = 1 if name == "single" else config.section.num_agents
     try:
@@ -148,13 +148,13 @@ def check_baseline(name: str, config: Config, domain: Domain) -> None:
 
 
 def _default_mode(config: Config, domain: Domain) -> str:
-    """The domain's first, which may read what its own reward alone finds, so that with another
-    reward it is ``plain``."""
+    """Return the domain's first mode, which may read facts that only its shipped reward reports;
+    with another reward it is ``plain``."""
     return "plain" if config.reward.target is not None else next(iter(domain.modes()), "plain")
 
 
 def sandbox_workers(workers: int | None) -> int:
-    """This process's part of the machine's sandbox workers (None: its cores)."""
+    """Return this process's share of the machine's sandbox workers (None: its cores)."""
     from comlrl.processes import distributed
 
     whole = workers or available_cores()
@@ -162,7 +162,7 @@ def sandbox_workers(workers: int | None) -> int:
 
 
 def _check_revision(config: Config, prompts: Prompts) -> None:
-    """Raises UserError where feedback follows, and nothing says what is to be done with it."""
+    """Raise UserError where feedback follows, and nothing says how it is used."""
     turns, own = config.section.num_turns, prompts.own.get(REVISION, prompts.domain.revision)
     if turns > 1 and not own:
         raise UserError(
@@ -172,7 +172,7 @@ def _check_revision(config: Config, prompts: Prompts) -> None:
 
 
 def _check_facts(config: Config, mode: external.Mode, reward: Callable[..., Reward]) -> None:
-    """Raises UserError for a mode that reads what the reward does not say it finds."""
+    """Raise UserError for a mode that reads what the reward does not report."""
     wanted, given = mode.facts_read, getattr(reward, "facts", None)
     if config.section.num_turns == 1 or wanted is None:
         return
@@ -185,7 +185,7 @@ def _check_facts(config: Config, mode: external.Mode, reward: Callable[..., Rewa
 
 
 def _domain(config: Config) -> tuple[Domain, Target | None]:
-    """``domain`` as the object that it names, and whose it is, if it is the user's own."""
+    """Return ``domain`` as the object that it names, and the user's target if it is theirs."""
     if config.domain == "code":
         from rewards.code.domain import CODE
 
@@ -201,7 +201,7 @@ def _domain(config: Config) -> tuple[Domain, Target | None]:
 
 
 def _domain_target(config: Config) -> Target:
-    """A user's own domain, checked."""
+    """Check and return a user's domain."""
     if ":" not in config.domain and config.domain != FROM_PYTHON:
         hint = near(config.domain, BUILTIN, "there are {}")
         raise UserError(f"domain: unknown domain '{config.domain}'; {hint} Or give module:NAME")
@@ -222,7 +222,7 @@ def _domain_target(config: Config) -> Target:
 
 
 def _check_attributes(target: Target) -> None:
-    """What a domain has beside its methods."""
+    """Check what a domain has beside its methods."""
     fields = target.found.fields
     if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
         raise UserError(f"{target}: its `fields` is {fields!r}; give a tuple of names")
@@ -236,7 +236,7 @@ def _check_attributes(target: Target) -> None:
 def _reward(
     config: Config, domain: Domain, domain_target: Target | None
 ) -> tuple[Callable[..., Reward], Target | None]:
-    """The class of the reward, and whose it is, if it is the user's own."""
+    """Return the class of the reward, and the user's target if it is theirs."""
     if config.reward.target is not None:
         target = load("reward.target", config.reward.target, config.folder)
         check_class(target, Reward, ["score"])

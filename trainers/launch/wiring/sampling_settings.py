@@ -18,7 +18,8 @@ KEYS = tuple(field.name for field in fields(RoleSampling))
 
 
 def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
-    """How the agents of the run's own section sample, or those of a baseline; by their roles."""
+    """Return how the agents of the algorithm's section sample, or those of a baseline, by their
+    roles."""
     section = config.section
     common = Sampling(
         0.0 if greedy else config.temperature(section),
@@ -36,13 +37,13 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
 
 
 def limits(config: Config, roles: Sequence[str]) -> tuple[int, ...]:
-    """``max_new_tokens`` of each agent."""
+    """Return ``max_new_tokens`` of each agent."""
     drawn = sampling(config, roles)
     return tuple(drawn.of(agent).max_new_tokens for agent in range(len(roles)))
 
 
 def longest(config: Config) -> int:
-    """``max_new_tokens`` of the agent that has most, whoever it is."""
+    """Return the largest ``max_new_tokens`` of any agent."""
     given = [own.max_new_tokens for own in config.sampling.values()]
     named = [limit for limit in given if limit is not None]
     common = [config.section.max_new_tokens] if len(named) < config.section.num_agents else []
@@ -61,7 +62,7 @@ def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raises UserError for a role that there is not, and for limits and stops that cannot work."""
+    """Raise UserError for an unknown role, and for limits and stops that cannot work."""
     _check_stops("agent_model.stop", config.agent_model.stop)
     for role, own in config.sampling.items():
         key = f"sampling.{role}"

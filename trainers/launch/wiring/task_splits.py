@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[Task]]:
-    """Training tasks and the first ``eval_num_samples`` evaluation tasks."""
+    """Load the training tasks and the first ``eval_num_samples`` evaluation tasks."""
     from comlrl.tasks.datasets import apart, load_tasks
 
     data = config.dataset
@@ -34,7 +34,8 @@ def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[T
 
 
 def context_length(config: Config, holds: int) -> int:
-    """Tokens of prompt and completion together: max_length, or less where the models hold less.
+    """Return the tokens of prompt and completion together: max_length, or less where the models
+    hold less.
 
     Raises UserError where that leaves no room for a prompt.
     """
@@ -55,8 +56,8 @@ def fitting(
     length: int,
     sampling: Sampling,
 ) -> list[Task]:
-    """The tasks whose first prompts leave room for a completion. A program's prompts are known
-    once it is played.
+    """Return the tasks whose first prompts leave room for a completion. A program's prompts are
+    known once it is played.
 
     ``encode``: an agent's prompt → tokens. ``length``: of prompt and completion together.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config) -> None:
-    """Raises UserError for what a server, which holds one model and adapters on it, cannot
+    """Raise UserError for what a server, which holds one model and adapters on it, cannot
     sample for."""
     generation, section = config.generation, config.online
     if generation.backend != "vllm":
@@ -72,8 +72,8 @@ def refuse(config: Config) -> None:
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raises UserError where a server is to sample, and does not answer, has another agent's model
-    or does not return what truncation leaves."""
+    """Raise UserError where a server is to sample, and does not answer, has another agent's
+    model or does not return what truncation leaves."""
     if config.generation.backend != "vllm":
         return
     drawn = sampling(config, roles)
@@ -96,12 +96,12 @@ def check(config: Config, roles: Sequence[str]) -> None:
 
 
 def _last(model: str) -> str:
-    """The last part of a model's name or folder."""
+    """Return the last part of a model's name or folder."""
     return PurePath(model).name
 
 
 def _check_replay(server: Server, base: str, sampling: Sampling) -> None:
-    """Raises UserError where the policy that acts could not be trained."""
+    """Raise UserError where the policy that acts could not be trained."""
     truncating = {"top_k": sampling.top_k, "top_p": sampling.top_p}
     key, value = next((key, value) for key, value in truncating.items() if value is not None)
     try:
@@ -122,9 +122,9 @@ def build(
     sampled: Sampling,
     ending: Callable[[], bool],
 ) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
-    """The client of the servers that sample in the generator's place, and, where the samples'
-    policy is trained, the same with what corrects for it. ``ending``: whether the run was asked to
-    end, which then does not wait long for a server."""
+    """Build the client of the servers that sample in the generator's place, and, where the
+    samples' policy is trained, the same with what corrects for it. ``ending``: whether the run
+    was asked to end, which then does not wait long for a server."""
     if config.generation.backend == "builtin":
         return None, None
     from comlrl.processes import distributed
@@ -150,8 +150,8 @@ def overlapped(
     fallbacks: Fallbacks | None,
     processes: Processes,
 ) -> OverlappedRollout | None:
-    """The same rollout, which may grow its next trees while models are updated; None: nobody asked
-    for it."""
+    """Wrap the rollout so that it may grow its next trees while models are updated; None: not
+    configured."""
     if not config.generation.overlap:
         return None
     from comlrl.rollout.grow import Rollout
@@ -184,7 +184,7 @@ def overlapped(
 def prefetch(
     rollout: OverlappedRollout | None, processes: Processes
 ) -> Callable[[Step | None], None] | None:
-    """What has the next step's trees grown beforehand; None: nobody asked for it."""
+    """Return what has the next step's trees grown beforehand; None: not configured."""
     if rollout is None:
         return None
 
@@ -200,7 +200,7 @@ def prefetch(
 def servers(
     config: Config, roles: Sequence[str], ending: Callable[[], bool] = lambda: False
 ) -> tuple[Servers, ...]:
-    """Of each policy; one object for policies with the same servers."""
+    """Return the servers of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm.servers import Servers
 
     given = urls(config.generation.vllm_url, config.model_names, roles)

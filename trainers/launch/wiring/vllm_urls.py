@@ -38,7 +38,8 @@ def urls(given: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple
 def _of_mapping(
     given: Mapping[str, Any], models: Sequence[str], roles: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """``roles``: of the policies; empty where one policy acts for several agents."""
+    """Read a mapping of addresses. ``roles``: of the policies; empty where one policy acts for
+    several agents."""
     names = tuple(dict.fromkeys([*roles, *models]))
     for name in given:
         if name not in names:

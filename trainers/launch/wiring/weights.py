@@ -59,14 +59,14 @@ class Trained:
 
     @property
     def weights(self) -> str:
-        """``final_model``, ``step_NNNNNN`` or the model's folder; of a ``pinned`` one."""
+        """Return ``final_model``, ``step_NNNNNN`` or the model's folder; of a ``pinned`` one."""
         place = self.model or self.final_model or self.checkpoint
         assert place is not None
         return place.resolve().name
 
 
 def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
-    """What a run directory, a ``final_model``, a checkpoint or a model folder holds.
+    """Determine what a run directory, a ``final_model``, a checkpoint or a model folder holds.
 
     A run's final model is taken where there is one, else its newest checkpoint, else its best
     model. Raises UserError, naming ``option``, where there are no weights.
@@ -97,7 +97,7 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
 
 
 def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) -> str:
-    """The algorithm whose section a file has, beside those that it reads as well.
+    """Return the algorithm whose section a file has, beside those that it reads as well.
 
     Raises UserError where there is none, or more than one.
     """
@@ -116,7 +116,7 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) ->
 def settings(
     trained: Trained, algorithm: str, algorithms: Algorithms, source: str
 ) -> list[Setting]:
-    """What the weights are weights of: base model, LoRA, number of agents; for ``algorithm``."""
+    """Return the settings of the weights: base model, LoRA, number of agents; for ``algorithm``."""
     if trained.model is not None:
         return [Setting("agent_model.name", str(trained.model), source)]
     facts: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def settings(
 
 
 def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
-    """Whether an algorithm's agents can act by weights with these facts."""
+    """Return whether an algorithm's agents can act by weights with these facts."""
     if facts[HETEROGENEOUS] or section.heterogeneous:
         return facts[HETEROGENEOUS] == section.heterogeneous
     return not facts.get("shared_policy") or section.may_share_policy
@@ -186,7 +186,7 @@ def _value(config: Config, key: str) -> Any:
 
 
 def of_folder(folder: Path) -> dict[str, Any]:
-    """What a folder of agent_0/, agent_1/, … says of its weights, as ``of_run``."""
+    """Return what a folder of agent_0/, agent_1/, … says of its weights, as ``of_run`` does."""
     sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {HETEROGENEOUS: sizes.is_file()}
     if sizes.is_file():
@@ -203,7 +203,8 @@ def of_folder(folder: Path) -> dict[str, Any]:
 
 
 def adapter_settings(file: Path) -> dict[str, Any]:
-    """An adapter's, in PEFT's format. Raises UserError where one of ``LORA`` is missing."""
+    """Return an adapter's settings, in PEFT's format. Raise UserError where one of ``LORA`` is
+    missing."""
     adapter = read_json(file)
     if missing := [key for key in LORA.values() if key not in adapter]:
         raise UserError(f"'{file}' has no {missing[0]}; give a folder of PEFT's")
@@ -211,7 +212,7 @@ def adapter_settings(file: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A mapping. Raises UserError, naming the file, where there is none."""
+    """Read a mapping. Raise UserError, naming the file, where there is none."""
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -222,7 +223,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
-    """The same, with the checkpoint that a run without a final model is read from.
+    """Pin the checkpoint that a run without a final model is read from.
 
     Raises UserError where none is whole.
     """
@@ -240,7 +241,7 @@ def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
 def read_weights(
     trained: Trained, option: str = "--checkpoint"
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """``agent_N`` → its tensors, as ``Team.load_tensors`` takes them; with SHPPO also
+    """Read the tensors of each ``agent_N``, as ``Team.load_tensors`` takes them; with SHPPO also
     ``heterogeneous``.
 
     Raises UserError, naming ``option``, where they are damaged.
@@ -260,7 +261,7 @@ def read_weights(
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """One adapter in PEFT's format. Raises UserError where it is damaged."""
+    """Read an adapter in PEFT's format. Raise UserError where it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -271,7 +272,7 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _merged(files: Iterable[Path]) -> dict[str, torch.Tensor]:
-    """The tensors of a folder's shards."""
+    """Merge the tensors of a folder's shards."""
     from safetensors.torch import load_file
 
     return {name: t for file in sorted(files) for name, t in load_file(str(file)).items()}
@@ -282,7 +283,8 @@ def _components(folder: Path, ending: str) -> list[Path]:
 
 
 def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
-    """Give a team, and with SHPPO its sampler, the weights; a plain model's are there already."""
+    """Load the weights into a team, and with SHPPO its sampler; a plain model's are there
+    already."""
     if trained.model is not None:
         return
     weights = read_weights(trained)
