@@ -4,7 +4,7 @@
     python benchmarks/bench_gpu.py --out DIR --device cpu --tiny
 
 A model of random weights in the shape of Qwen2.5 1.5B, two LoRA agents (r = 16) and nothing that is
-downloaded. Every phase is a process of its own with a time limit. Results are appended to
+downloaded. Every phase is a separate process with a time limit. Results are appended to
 ``DIR/results.jsonl``, one JSON object each, and ``DIR/table.md`` is written after every phase.
 """
 

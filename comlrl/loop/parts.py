@@ -78,7 +78,7 @@ class Refilling(Protocol):
     def refilled(
         self, step: Step, trees: Sequence[RolloutResult]
     ) -> tuple[Step, Sequence[RolloutResult]]:
-        """The step with further tasks, and their rollouts beside those of its own."""
+        """The step with further tasks, and their rollouts beside those of the step."""
 
 
 class Algorithm(HasParts, Protocol[Credit]):

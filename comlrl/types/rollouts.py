@@ -382,7 +382,7 @@ class Decision:
     read: tuple[int, ...]
     reward: float  # of its first joint action, or what its agent was paid until its next call
     returns_G: tuple[float, ...]  # that it is compared with; its own among them
-    place: int  # of its own
+    place: int  # of its return among them
     greedy_return: float | None = None  # from the same point on, where there is a greedy rollout
 
 

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
         config = config_of(run)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # libraries' own, of their own calls
+            warnings.simplefilter("ignore")  # of libraries about themselves
             export(run, config, out, merge=arguments.merge)
         print_written(out)
         if arguments.push:
