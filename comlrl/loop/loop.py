@@ -26,7 +26,7 @@ from typing import Any
 
 from comlrl.config.algorithms import CommonConfig
 from comlrl.credit.decisions import decisions_of
-from comlrl.errors import UserError
+from comlrl.errors import UserError, notice
 from comlrl.loop.cadence import Cadence, Ends
 from comlrl.loop.checkpoint import Checkpoint, Checkpoints, short
 from comlrl.loop.evaluations import Evaluations
@@ -43,6 +43,7 @@ from comlrl.processes.distributed import Processes
 from comlrl.types import RolloutResult, Task
 from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
+from comlrl.update.optimizer import AgentOptimizer
 
 SAVE_SECONDS = 600.0  # between checkpoints, where no number of steps is set
 ENV_STEPS = "environment steps"  # of a training step
@@ -177,6 +178,18 @@ class Loop:
             yield step
             self.counters.train_seconds += time.monotonic() - started - self._pause
             self._after(extra_metrics)
+        self._check_warmup()
+
+    def _check_warmup(self) -> None:
+        """Give notice where the run has ended within the warm-up of its learning rate."""
+        warmup = self.section.warmup_steps
+        optimizers = [o for o in self.checkpoints.parts.values() if isinstance(o, AgentOptimizer)]
+        updates = min((o.schedule.updates for o in optimizers), default=0)
+        if 0 < updates < warmup:
+            notice(
+                f"warmup_steps={warmup}, and the run made {updates} updates: the learning rate "
+                "never reached its full value"
+            )
 
     def train(self, algorithm: Algorithm[Any]) -> None:
         """All training steps, each by ``advance``."""

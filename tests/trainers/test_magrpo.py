@@ -154,3 +154,14 @@ def test_a_published_configuration_with_a_team_of_three(zygote, tmp_path):
     # A tree of 1 + 2 nodes at 2 is 2 parts, gone over twice.
     assert line["update"] == 4 and line["step"] == 6
     assert line["metrics"]["agent_2/ratio_max"] > 1
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(0, False), (4, False), (5, True)])
+def test_a_warmup_longer_than_the_run_gives_a_notice(warmup, told, tmp_path, capsys):
+    trainer = build(
+        "magrpo", tmp_path, share_of_letters, count=2, max_steps=2, update_epochs=2,
+        warmup_steps=warmup,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.loop.counters.updates == 4
+    assert ("warmup_steps" in capsys.readouterr().err) == told
