@@ -182,14 +182,14 @@ class Loop:
 
     def _check_warmup(self) -> None:
         """Give notice where the run has ended within the warm-up of its learning rate."""
-        warmup = self.section.warmup_steps
-        optimizers = [o for o in self.checkpoints.parts.values() if isinstance(o, AgentOptimizer)]
-        updates = min((o.schedule.updates for o in optimizers), default=0)
-        if 0 < updates < warmup:
-            notice(
-                f"warmup_steps={warmup}, and the run made {updates} updates: the learning rate "
-                "never reached its full value"
-            )
+        parts = self.checkpoints.parts.values()
+        for made in (part.schedule for part in parts if isinstance(part, AgentOptimizer)):
+            if 0 < made.updates < made.warmup:
+                notice(
+                    f"warmup_steps={made.warmup}, and the run made {made.updates} updates: the "
+                    "learning rate never reached its full value"
+                )
+                break
 
     def train(self, algorithm: Algorithm[Any]) -> None:
         """All training steps, each by ``advance``."""
