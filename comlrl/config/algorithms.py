@@ -53,6 +53,6 @@ SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width")
 
 
 def sections_of(algorithm: str, algorithms: Algorithms = SECTIONS) -> dict[str, type[CommonConfig]]:
-    """The sections that a file of this algorithm may have, its own first."""
+    """Return the sections that a file of this algorithm may have, the algorithm's first."""
     names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
     return {name: algorithms[name] for name in names}

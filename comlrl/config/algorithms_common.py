@@ -170,7 +170,7 @@ class CommonKeys(Section):
 
     @property
     def shape(self) -> Shape:
-        """The form of a training rollout."""
+        """Return the form of a training rollout."""
         return Shape(
             self.num_agents,
             self.num_turns,
@@ -186,5 +186,5 @@ class CommonKeys(Section):
 
     @property
     def weight_T(self) -> list[float]:
-        """The weight of each turn's gradient."""
+        """Return the weight of each turn's gradient."""
         return self.turn_gradient_weights or [1.0] * self.num_turns

@@ -160,7 +160,7 @@ class ActorCriticConfig(CommonConfig):
 
     @property
     def values_tokens(self) -> bool:
-        """Whether there is a value for each token, not only for each turn."""
+        """Return whether there is a value for each token, not only for each turn."""
         return False
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
@@ -230,7 +230,7 @@ class PPOConfig(ActorCriticConfig):
 
     @property
     def critics(self) -> int:
-        """A critic for each policy, or one for the team."""
+        """Return the number of critics: one for each policy, or one for the team."""
         return 1 if self.critic == "centralized" else self.policies
 
     @property

@@ -146,7 +146,7 @@ class PreferenceConfig(CommonConfig):
 
     @property
     def candidate_shape(self) -> Shape:
-        """The form of a rollout whose joint actions are a task's candidates."""
+        """Return the form of a rollout whose joint actions are a task's candidates."""
         return Shape(
             self.num_agents,
             1,

@@ -99,11 +99,12 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """The values that it takes, for an error message."""
+        """Return the values that it takes, for an error message."""
         return expected(self.annotation)
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with the number that a key was given, and what to give; None: nothing."""
+        """Explain what is wrong with the number that a key was given, and what to give; None:
+        nothing."""
         if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
             return None
         return None if value in self.range else f"{value}; give {self._wanted()}"
@@ -148,14 +149,14 @@ def out_of_range(name: str, section: object) -> Iterator[str]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """A union's members; any other annotation itself."""
+    """Return a union's members; any other annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
 def fits(value: Any, choice: Any) -> bool:
-    """Whether a value is of one of an annotation's members."""
+    """Return whether a value is of one of an annotation's members."""
     if typing.get_origin(choice) is Literal:
         return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
     kind = typing.get_origin(choice) or choice
@@ -169,7 +170,7 @@ def fits(value: Any, choice: Any) -> bool:
 
 
 def expected(annotation: Any) -> str:
-    """The values that an annotation allows, for an error message."""
+    """Return the values that an annotation allows, for an error message."""
     nouns = {*WORDS.values()} - {"null", "any"}
     *first, last = (
         f"a {word}" if word in nouns or word.startswith("list of") else word
@@ -179,7 +180,7 @@ def expected(annotation: Any) -> str:
 
 
 def in_words(annotation: Any, quote: str = "") -> list[str]:
-    """Each member as a person reads it, choices one by one in ``quote``s."""
+    """Return each member in plain words, choices one by one in ``quote``s."""
     words: list[str] = []
     for member in members(annotation):
         kind = typing.get_origin(member) or member
@@ -196,7 +197,7 @@ def in_words(annotation: Any, quote: str = "") -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    """A plain value as YAML has it."""
+    """Return a plain value as YAML has it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

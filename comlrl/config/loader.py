@@ -63,7 +63,8 @@ VALUE_ALIASES: dict[str, dict[Any, str]] = {
 
 @functools.cache
 def _defaults(sections: tuple[tuple[str, type], ...]) -> DictConfig:
-    """Of all sections, by name. Kept, as making them anew takes longer than all the rest."""
+    """Build the defaults of all sections, by name. Cached, as building them takes longer than
+    all the rest."""
     values = OmegaConf.create({name: OmegaConf.structured(cls) for name, cls in sections})
     for name, _ in sections:
         OmegaConf.set_readonly(values[name], False)
@@ -74,7 +75,7 @@ class Loader:
     """Collects settings of one algorithm in order and turns them into a Config."""
 
     def __init__(self, algorithm: str, sections: Mapping[str, type]) -> None:
-        """``sections``: algorithm sections by name, the algorithm's own first."""
+        """Set up the loader. ``sections``: algorithm sections by name, the algorithm's first."""
         self.algorithm = algorithm
         self.algorithm_sections = dict(sections)
         self.sections: dict[str, type] = {**SECTIONS, **sections}
@@ -271,7 +272,7 @@ class Loader:
         raise UserError(text)
 
     def _key(self, key: str) -> Key | None:
-        """The key that a dotted name is of, or is an entry of; None: there is none."""
+        """Return the key that a dotted name is of, or is an entry of; None: there is none."""
         section, _, name = key.partition(".")
         if section in self.sections and name:
             return keys_of(self.sections[section]).get(name.partition(".")[0])
@@ -279,7 +280,8 @@ class Loader:
 
 
 def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
-    """MARLHF: one value of each common key, for the collection, the loop and the online stage.
+    """Share, for MARLHF, one value of each common key between the collection, the loop and the
+    online stage.
 
     ``given``: key → where it was given. Given in both sections, the RL algorithm's own counts,
     unless only ``marlhf:``'s was given on the command line.
@@ -299,7 +301,7 @@ def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
 
 
 def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings of ``RoleSampling``. Raises UserError for an unknown key or another type."""
+    """Check settings of ``RoleSampling``. Raise UserError for an unknown key or another type."""
     known = keys_of(RoleSampling)
     for key, value in values.items():
         if key not in known:
@@ -312,7 +314,7 @@ def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _sampling(given: Any) -> dict[str, RoleSampling]:
-    """``sampling`` with its values checked. Raises UserError."""
+    """Return ``sampling`` with its values checked. Raise UserError."""
     found = {}
     for role, values in given.items():
         if values is not None and not isinstance(values, dict):

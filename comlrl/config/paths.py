@@ -19,8 +19,8 @@ KEYS = (
 
 
 def absolute(value: Any, folders: Sequence[Path]) -> Any:
-    """A value of one of ``KEYS`` with every path that exists in one of the folders, the first that
-    has it, made absolute; anything else as it is."""
+    """Make every path in a value of one of ``KEYS`` absolute that exists in one of the folders,
+    the first that has it; return anything else as it is."""
     if isinstance(value, list):
         return [absolute(item, folders) for item in value]
     if not isinstance(value, str):
@@ -33,7 +33,7 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
 
 
 def searched(folder: Path) -> str:
-    """The folders in which a path of a configuration was looked for, in words.
+    """Describe the folders in which a path of a configuration was looked for.
 
     ``folder``: that of the YAML file.
     """

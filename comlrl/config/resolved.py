@@ -60,81 +60,84 @@ class CommonConfig(CommonKeys):
 
     @property
     def learns_by(self) -> str | None:
-        """The section of the algorithm that learns online in this one's place; None: itself."""
+        """Return the section of the algorithm that learns online in this one's place; None:
+        itself."""
         return None
 
     @property
     def online_advantage(self) -> Advantage | None:
-        """The advantage that ``learns_by`` takes whatever its section says; None: its own."""
+        """Return the advantage that ``learns_by`` takes whatever its section says; None: the
+        section's."""
         return None
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the policy that training starts from is asked."""
+        """Return whether the policy that training starts from is read."""
         return self.kl_coef > 0
 
     @property
     def takes_ratios(self) -> bool:
-        """Whether the policy is compared with the one that sampled."""
+        """Return whether the policy is compared with the one that sampled."""
         return False
 
     @property
     def passes(self) -> int:
-        """Passes of the update over a step's samples."""
+        """Return the passes of the update over a step's samples."""
         return 1
 
     @property
     def baseline(self) -> Advantage | None:
-        """The baseline of returns; None: a critic's values, or no returns are compared."""
+        """Return the baseline of returns; None: a critic's values, or no returns are compared."""
         return None
 
     @property
     def samples_greedily(self) -> bool:
-        """Whether returns are compared with those of greedy rollouts."""
+        """Return whether returns are compared with those of greedy rollouts."""
         return self.baseline == "greedy"
 
     @property
     def one_policy(self) -> bool:
-        """Whether all agents act by one policy, so that their number may change."""
+        """Return whether all agents act by one policy, so that their number may change."""
         return self.heterogeneous
 
     @property
     def policies(self) -> int:
-        """How many are trained: one for each agent, or one for all."""
+        """Return how many policies are trained: one for each agent, or one for all."""
         return 1 if self.one_policy else self.num_agents
 
     @property
     def rounds(self) -> Rounds | None:
-        """How candidates are sampled and compared; None: there are none."""
+        """Return how candidates are sampled and compared; None: there are none."""
         return None
 
     @property
     def networks(self) -> Networks | None:
-        """The networks that distinguish agents of one policy; None: there are none."""
+        """Return the networks that distinguish agents of one policy; None: there are none."""
         return None
 
     @property
     def critics(self) -> int:
-        """How many critics are trained."""
+        """Return how many critics are trained."""
         return 0
 
     @property
     def fitted_reward_model(self) -> Literal["head", "all"] | None:
-        """The weights of a reward model that the run trains; None: it trains no reward model."""
+        """Return the weights of a reward model that the run trains; None: it trains no reward
+        model."""
         return None
 
     @property
     def other_models(self) -> Mapping[str, str]:
-        """The language models beside the agents' that its keys name."""
+        """Return the language models beside the agents' that its keys name."""
         return {}
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """The files and folders of earlier runs that its keys name."""
+        """Return the files and folders of earlier runs that its keys name."""
         return {}
 
     def with_advantage(self, advantage: Advantage | None) -> CommonConfig:
-        """Return the section with this advantage; None: its own."""
+        """Return the section with this advantage; None: unchanged."""
         return self
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
@@ -206,62 +209,63 @@ class Config:
 
     @property
     def section(self) -> CommonConfig:
-        """The algorithm's own section."""
+        """Return the section of the run's algorithm."""
         return self.sections[self.algorithm]
 
     @property
     def online_name(self) -> str:
-        """The name of the section that the online loop is built from."""
+        """Return the name of the section that the online loop is built from."""
         return self.section.learns_by or self.algorithm
 
     @property
     def online(self) -> CommonConfig:
-        """The section that trains online: the algorithm's own, or that of MARLHF's second stage."""
+        """Return the section that trains online: the algorithm's, or that of MARLHF's second
+        stage."""
         return self.sections[self.online_name].with_advantage(self.section.online_advantage)
 
     @property
     def other_models(self) -> Mapping[str, str]:
-        """The language models beside the agents', by the dotted keys that name them."""
+        """Return the language models beside the agents', by the dotted keys that name them."""
         read = {self.algorithm: self.section, self.online_name: self.online}
         return {f"{n}.{key}": m for n, s in read.items() for key, m in s.other_models.items()}
 
     @property
     def shares_base(self) -> bool:
-        """Whether all agents are adapters on one frozen base."""
+        """Return whether all agents are adapters on one frozen base."""
         return self.agents is None and self.lora.enabled
 
     @property
     def agent_models(self) -> tuple[str, ...]:
-        """The model of each agent."""
+        """Return the model of each agent."""
         return self.agents or (self.agent_model.name,) * self.section.num_agents
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The model of each policy that is trained."""
+        """Return the model of each policy that is trained."""
         return self.agents or (self.agent_model.name,) * self.section.policies
 
     @property
     def keeps_final_model(self) -> bool:
-        """Whether the run ends with ``final_model/``: adapters do, unless switched off."""
+        """Return whether the run ends with ``final_model/``: adapters do, unless switched off."""
         asked = self.output.save_final_model
         return self.lora.enabled if asked == "auto" else asked
 
     def temperature(self, section: CommonConfig) -> float:
-        """A section's temperature, or agent_model's where it says null."""
+        """Return a section's temperature, or agent_model's where it says null."""
         given = section.temperature
         return self.agent_model.temperature if given is None else given
 
     def top_p(self, section: CommonConfig) -> float | None:
-        """A section's nucleus mass, or agent_model's where it says null."""
+        """Return a section's nucleus mass, or agent_model's where it says null."""
         return self.agent_model.top_p if section.top_p is None else section.top_p
 
     def top_k(self, section: CommonConfig) -> int | None:
-        """A section's top-k, or agent_model's where it says null."""
+        """Return a section's top-k, or agent_model's where it says null."""
         return self.agent_model.top_k if section.top_k is None else section.top_k
 
     @property
     def shift(self) -> float:
-        """The constant that ``reward_processor`` adds to every reward."""
+        """Return the constant that ``reward_processor`` adds to every reward."""
         return self.reward_processor.shift if self.reward_processor.enabled else 0.0
 
     def check(self) -> None:
@@ -308,7 +312,7 @@ class Config:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``config.yaml`` holds: read back, it gives this object again."""
+        """Return what ``config.yaml`` holds: read back, it gives this object again."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)

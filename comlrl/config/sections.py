@@ -106,7 +106,7 @@ class LoraSection(Section):
 
     @property
     def effective_alpha(self) -> float:
-        """``alpha``, or what null stands for."""
+        """Return ``alpha``, or what null stands for."""
         return 2 * self.r if self.alpha is None else self.alpha
 
 
@@ -127,7 +127,7 @@ class DatasetConfig(Section):
 
     @property
     def short_name(self) -> str:
-        """``type``, or what the name ends with."""
+        """Return ``type``, or what the name ends with."""
         return self.type or Path(self.name.replace(":", "/")).stem
 
 
@@ -240,7 +240,7 @@ class ProgramConfig(Section):
 
     @property
     def given(self) -> bool:
-        """Whether a program is the rollout."""
+        """Return whether a program is the rollout."""
         return self.target is not None or self.command is not None
 
 

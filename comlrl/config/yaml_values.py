@@ -31,7 +31,7 @@ class Setting:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file's mapping, references to other keys resolved. Raises UserError naming the
+    """Read a YAML file's mapping, references to other keys resolved. Raise UserError naming the
     file."""
     try:
         with open(path, encoding="utf-8") as file:  # before OmegaConf copies what aliases repeat
@@ -82,7 +82,7 @@ def check_values(value: Any, where: str) -> list[str]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raises UserError for an interpolation that is not a reference to another key, and for bytes
+    """Raise UserError for an interpolation that is not a reference to another key, and for bytes
     of a command line that the locale cannot decode."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
@@ -122,7 +122,7 @@ def parse_override(item: str) -> Setting:
 
 
 def parse_value(text: str) -> Any:
-    """A value as YAML 1.2 or Python would read it; otherwise the text itself."""
+    """Return a value as YAML 1.2 or Python would read it; otherwise the text itself."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6, which YAML 1.1 calls a string
         return float(text)
     if re.fullmatch(r"[+-]?0\d{1,99}", text):  # 010 is ten here, not octal eight
@@ -136,7 +136,7 @@ def parse_value(text: str) -> Any:
 
 
 def normalise(value: Any) -> Any:
-    """One spelling of nothing, and no tuples, whatever the source was."""
+    """Normalize null to one spelling, and tuples to lists, whatever the source."""
     if isinstance(value, str) and value in ("None", "null", "~", ""):
         return None
     if isinstance(value, list | tuple):

@@ -17,7 +17,7 @@ def sibling_advantages(
     normalize: bool = False,
     greedy_return: float | None = None,
 ) -> list[float]:
-    """Advantage of each of an agent's G completions at one node.
+    """Compute the advantage of each of an agent's G completions at one node.
 
     ``mean``: A_g = R_g − mean(R). ``rloo``: R_g − mean of the others. ``max``: R_g − max(R).
     ``greedy``: R_g − the return of a greedy rollout (ReMax). ``raw``: R_g (REINFORCE).
@@ -49,7 +49,7 @@ def sibling_advantages(
 def gae(
     rewards_L: torch.Tensor, values_L: torch.Tensor, discounts_L: torch.Tensor, gae_lambda: float
 ) -> torch.Tensor:
-    """Generalized advantage estimation along one chain (Schulman et al. 2016, eq. 16).
+    """Compute generalized advantage estimates along one chain (Schulman et al. 2016, eq. 16).
 
         δ_l = r_l + γ_l · V_{l+1} − V_l,   A_l = δ_l + γ_l λ A_{l+1}
 

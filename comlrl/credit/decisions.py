@@ -45,7 +45,7 @@ class Decisions:
         return self.numbered[number]
 
     def of_unit(self) -> list[dict[tuple[int, int], list[int]]]:
-        """For each unit, the numbers of each (agent, node)."""
+        """Return for each unit the numbers of each (agent, node)."""
         grouped: list[dict[tuple[int, int], list[int]]] = [{} for _ in self.nodes_U]
         for number, decision in enumerate(self.numbered):
             key = decision.agent, decision.node
@@ -53,7 +53,7 @@ class Decisions:
         return grouped
 
     def of_state(self, agents: Sequence[int]) -> list[list[list[int]]]:
-        """For each state, the numbers of each of these agents."""
+        """Return for each state the numbers of each of these agents."""
         place = {agent: at for at, agent in enumerate(agents)}
         grouped: list[list[list[int]]] = [[[] for _ in agents] for _ in range(sum(self.states_B))]
         for number, decision in enumerate(self.numbered):
@@ -62,14 +62,15 @@ class Decisions:
         return grouped
 
     def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
-        """For each state, rows of these agents' decisions, weighted by their turns."""
+        """Return for each state the rows of these agents' decisions, weighted by their turns."""
         return [
             [row for numbers in of_agents for row in self.packed(numbers, weight_T)]
             for of_agents in self.of_state(agents)
         ]
 
     def packed(self, numbers: Iterable[int], weight_T: Sequence[float]) -> list[Row]:
-        """Rows of decisions of one agent that may share their prompts, with their turns' weights.
+        """Return rows of decisions of one agent that may share their prompts, with their turns'
+        weights.
 
         A prompt that continues another's is that prompt and a context, which is computed once
         where decisions have it in common.
@@ -99,7 +100,7 @@ class Decisions:
         )
 
     def chains(self, agents: Iterable[int]) -> list[list[int]]:
-        """Each agent's decisions, one after the other, from a task's first to its last."""
+        """Return each agent's decisions, one after the other, from a task's first to its last."""
         wanted = set(agents)
         chain_of: dict[int, list[int]] = {}  # by the number of its latest decision
         chains = []
@@ -116,8 +117,9 @@ class Decisions:
         return chains
 
     def views(self, agents: Iterable[int], centralized: bool) -> list[list[View]]:
-        """For each state, what a critic of these agents reads for their values: the latest prompts
-        of all agents that were asked by then (``centralized``), or the agent's own.
+        """Return for each state what a critic of these agents reads for their values: the latest
+        prompts of all agents that were asked by then (``centralized``), or those of the agent
+        itself.
 
         No prompt that was asked later is read: it may hold what the decision is about to write,
         and the advantage would no longer tell what that is worth.
@@ -136,16 +138,17 @@ class Decisions:
 
     @property
     def prompts(self) -> list[int]:
-        """The decisions whose prompts any critic reads; others have the prompt of one of them."""
+        """Return the decisions whose prompts any critic reads; others have the prompt of one of
+        them."""
         return sorted({number for decision in self.numbered for number in decision.read})
 
     def reward(self, number: int) -> float:
-        """What a decision's agent was rewarded with between it and its next one, processed."""
+        """Return the processed reward of a decision's agent between it and its next one."""
         return self[number].reward
 
 
 def decisions_of(rolled: Sequence[RolloutResult], discount: float = 1.0) -> Decisions:
-    """Number the decisions of a step's rollouts. ``discount``: of the returns that siblings are
+    """Collect the decisions of a step's rollouts. ``discount``: of returns that siblings are
     compared by."""
     numbered: list[Decision] = []
     states_B, units_B, nodes_U = list[int](), list[int](), list[Counter[int]]()
@@ -166,7 +169,7 @@ def decisions_of(rolled: Sequence[RolloutResult], discount: float = 1.0) -> Deci
 
 
 def _moved(decision: Decision, offset: int, states: int, units: int) -> Decision:
-    """Give a decision its numbers among those of all tasks."""
+    """Renumber a decision among those of all tasks."""
     return replace(
         decision,
         state=decision.state + states,

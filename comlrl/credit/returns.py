@@ -45,7 +45,7 @@ from comlrl.types import Episode, Node, Tree
 
 
 def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list[list[float]]:
-    """R_k for each node of the tree (its order) and each joint action, shape (nodes, K).
+    """Compute R_k for each node of the tree (its order) and each joint action, shape (nodes, K).
 
     ``agent``: whose rewards count; None: the team's.
     """
@@ -77,7 +77,8 @@ def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list
 
 
 def joint_returns_of_agents(tree: Tree, discount: float) -> list[list[list[float]]]:
-    """``joint_returns`` of each agent; the same list for all where they share their rewards."""
+    """Compute ``joint_returns`` of each agent; the same list for all where they share their
+    rewards."""
     agents = range(tree.num_agents)
     if any(node.own_rewards_KN for node in tree.nodes):
         return [joint_returns(tree, discount, agent) for agent in agents]
@@ -88,16 +89,17 @@ def joint_returns_of_agents(tree: Tree, discount: float) -> list[list[list[float
 def _handed_on(
     own: Mapping[int, float], of_turn: list[float], count: int, candidates: int
 ) -> dict[int, float]:
-    """What is added to each of a node's ``count`` joint actions: of those with a child (``own``)
-    and of those without. ``of_turn``: the futures of all ``candidates`` that were handed on."""
+    """Return what is added to each of a node's ``count`` joint actions: of those with a child
+    (``own``) and of those without. ``of_turn``: the futures of all ``candidates`` that were
+    handed on."""
     average = mean(of_turn)
     factor = (candidates - 1) / max(1, len(of_turn) - 1)  # m = 1: the one future is the average
     return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 
 def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
-    """The return of each completion of one agent that acts here: the mean over the joint actions
-    that contain it; shape (G,).
+    """Compute the return of each completion of one agent that acts here: the mean over the joint
+    actions that contain it; shape (G,).
 
     Where only some of the agent's joint actions compare its completions with the same partners
     (``joint_mode: counterfactual``), those alone count.
@@ -115,8 +117,8 @@ def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> 
 
 
 def counterfactuals(node: Node, agent: int) -> list[list[int]]:
-    """Joint actions that differ in one agent's completion alone, in groups that have all of its
-    completions.
+    """Group joint actions that differ in one agent's completion alone, in groups that have all of
+    its completions.
 
     cross: all joint actions are in such groups. counterfactual: those whose other agents have one
     index. align: there are none.
@@ -130,7 +132,8 @@ def counterfactuals(node: Node, agent: int) -> list[list[int]]:
 
 
 def return_to_go(episode: Episode, agent: int, call: int, discount: float) -> float:
-    """R_ij for the j-th call, from 1; ``call`` may exceed the calls that the agent has made."""
+    """Compute R_ij for the j-th call, from 1; ``call`` may exceed the calls that the agent has
+    made."""
     *midway, final = episode.paid_N[agent]
     following = [paid for paid in midway if paid.calls >= call]
     total = sum(discount ** (paid.calls - call) * paid.value for paid in following)

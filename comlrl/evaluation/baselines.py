@@ -32,22 +32,23 @@ All of this must fit together.
 
 
 def team_size(name: str, num_agents: int) -> int:
-    """Agents that a baseline needs: ``single`` one, the others what the configuration says."""
+    """Count the agents that a baseline needs: ``single`` one, the others what the configuration
+    says."""
     return 1 if name == "single" else num_agents
 
 
 def completions(name: str, num_agents: int) -> int:
-    """What all agents of a baseline write for an answer."""
+    """Count the completions that all agents of a baseline write for an answer."""
     return team_size(name, num_agents) * (2 if name == "discussion" else 1)
 
 
 def order(name: str) -> Literal["simultaneous", "sequential"]:
-    """How the agents of a baseline act in a turn."""
+    """Return how the agents of a baseline act in a turn."""
     return "sequential" if name == "sequential" else "simultaneous"
 
 
 def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> Grow:
-    """The baseline on the rollout's sampler and reward. ``name``: one of ``NAMES``."""
+    """Build the baseline on the rollout's sampler and reward. ``name``: one of ``NAMES``."""
     match name:
         case "single" | "naive_concat" | "sequential":
             shape = Shape(team_size(name, num_agents), 1, 1, turn_order=order(name)).chain
@@ -63,7 +64,7 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
 
 
 def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    """What each agent reads after the drafts: those of the others. A transition."""
+    """Show each agent the others' drafts after it has written. A transition."""
     return [
         tuple(
             DRAFTS.format(

@@ -29,7 +29,7 @@ COMPARED = re.compile(r"(agent_\d+/)?reward_mean$|pass@")  # of a task's row
 
 
 def coalitions(agents: Collection[int]) -> list[Coalition]:
-    """All subsets of ``agents``, the whole first."""
+    """Return all subsets of ``agents``, the full set first."""
     sizes = range(len(agents), -1, -1)
     return [frozenset(c) for n in sizes for c in itertools.combinations(sorted(agents), n)]
 
@@ -41,8 +41,8 @@ def play(
     absent: Mapping[int, dict[str, torch.Tensor] | None],
     grow: Callable[[], list[RolloutResult]],
 ) -> dict[Coalition, list[RolloutResult]]:
-    """Trees of every coalition of the agents in ``absent``, which has what acts in the place of
-    each: weights, or None for silence. The team is left changed."""
+    """Grow trees of every coalition of the agents in ``absent``, which has what acts in the
+    place of each: weights, or None for silence. The team is left changed."""
     trees = {}
     for present in coalitions(absent):
         gone = {i: other for i, other in absent.items() if i not in present}
@@ -57,13 +57,13 @@ def play(
 
 
 def difference_rewards(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
-    """D_i = v(P) − v(P∖i), P all agents (Wolpert & Tumer 2001, with i replaced)."""
+    """Compute D_i = v(P) − v(P∖i), P all agents (Wolpert & Tumer 2001, with i replaced)."""
     all_agents = max(value, key=len)
     return {i: value[all_agents] - value[all_agents - {i}] for i in sorted(all_agents)}
 
 
 def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
-    """φ_i = Σ_{S ⊆ P∖i} |S|! (|P| − |S| − 1)! / |P|! · (v(S ∪ i) − v(S)) (Shapley 1953).
+    """Compute φ_i = Σ_{S ⊆ P∖i} |S|! (|P| − |S| − 1)! / |P|! · (v(S ∪ i) − v(S)) (Shapley 1953).
 
     They sum to v(P) − v(∅). ``value``: of every subset of P.
     """
@@ -84,9 +84,9 @@ def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarra
 
 
 def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) -> dict[str, Any]:
-    """Of the mean reward (the team's and each agent's) and each pass@k, with 95% intervals over
-    tasks: each agent's difference reward and Shapley value, and what all of them add. ``rows``: of
-    ``estimates.task_rows``."""
+    """Summarize the mean reward (the team's and each agent's) and each pass@k, with 95%
+    intervals over tasks: each agent's difference reward and Shapley value, and what all of them
+    add. ``rows``: of ``estimates.task_rows``."""
     first = next(iter(rows.values()))
     known = set.intersection(*(set(row) for own in rows.values() for row in own))
     found = {}

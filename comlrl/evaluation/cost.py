@@ -12,8 +12,8 @@ from comlrl.types import RolloutResult
 
 
 def weights_of(team: Team, agent: int) -> int:
-    """Weights that each token of an agent is multiplied with: its model's and its own adapter's;
-    an embedding's only where they are the head's too."""
+    """Count the weights that each token of an agent is multiplied with: those of its model and
+    its adapter; an embedding's only where they are the head's too."""
     own = team.of(agent)
     model: Any = own.model
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -27,7 +27,7 @@ def weights_of(team: Team, agent: int) -> int:
 
 
 def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, float]:
-    """Calls of a model (a prompt, completed), tokens read and written, and floating-point
+    """Count calls of a model (a prompt, completed), tokens read and written, and floating-point
     operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
     context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
     calls = read = written = flops = 0

@@ -66,7 +66,8 @@ def play(
     weights_R: Sequence[Weights],
     grow: Callable[[], list[RolloutResult]],
 ) -> list[list[list[RolloutResult]]]:
-    """Trees of each pairing: ``[run of the others][run of the last]``; the team is left changed."""
+    """Grow trees of each pairing: ``[run of the others][run of the last]``; the team is left
+    changed."""
     last = len(team) - 1
     rows = []
     for a, others in enumerate(weights_R):
@@ -80,7 +81,8 @@ def play(
 
 
 def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Means of teams with themselves and with others, and how much is lost between the two."""
+    """Compute means of teams with themselves and with others, and how much is lost between the
+    two."""
     count = len(matrix)
     own = sum(matrix[i][i] for i in range(count)) / count
     others = [matrix[i][j] for i in range(count) for j in range(count) if i != j]

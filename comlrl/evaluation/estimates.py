@@ -38,7 +38,7 @@ def evaluate(
     *,
     processes: Processes,
 ) -> list[RolloutResult]:
-    """``samples`` independent chains for each task, each one tree; sample by sample.
+    """Grow ``samples`` independent chains for each task, each one tree; sample by sample.
 
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
@@ -57,7 +57,7 @@ def repeat(
     *,
     processes: Processes,
 ) -> list[RolloutResult]:
-    """``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
+    """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     own = processes.shard(tasks)
     together = at_once(max(processes.of_shards(len(own))))  # alike for all processes
     grown: list[RolloutResult] = []
@@ -70,7 +70,7 @@ def repeat(
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Unbiased pass@k = 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, eq. 1).
+    """Compute the unbiased pass@k = 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, eq. 1).
 
     Raises ValueError where k exceeds the number of samples.
     """
@@ -82,8 +82,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def pass_rates(trees: Sequence[RolloutResult], ks: Sequence[int]) -> dict[str, float]:
-    """pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where the reward
-    has no notion of passing."""
+    """Compute pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where
+    the reward has no notion of passing."""
     tasks = [counts for chains in by_task(trees).values() if (counts := _counts(chains))]
     if not tasks:
         return {}
@@ -91,7 +91,7 @@ def pass_rates(trees: Sequence[RolloutResult], ks: Sequence[int]) -> dict[str, f
 
 
 def by_task(trees: Sequence[RolloutResult]) -> dict[str, list[RolloutResult]]:
-    """A task's name → its chains, in the order in which they were sampled."""
+    """Map a task's name to its chains, in the order in which they were sampled."""
     groups: dict[str, list[RolloutResult]] = {}
     for tree in trees:
         groups.setdefault(tree.task.task_id, []).append(tree)
@@ -99,8 +99,8 @@ def by_task(trees: Sequence[RolloutResult]) -> dict[str, list[RolloutResult]]:
 
 
 def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[str, Any]]:
-    """For each task: samples, mean raw reward of the last turn and, where there is such a thing,
-    how many passed and pass@k."""
+    """Return for each task: samples, mean raw reward of the last turn and, where there is such a
+    thing, how many passed and pass@k."""
     rows = []
     for name, chains in by_task(trees).items():
         row: dict[str, Any] = {"task_id": name, "samples": len(chains)}
@@ -117,7 +117,8 @@ def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[st
 def estimates(
     trees: Sequence[RolloutResult], domain: Domain, ks: Sequence[int], seed: int = 0
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """(metrics of all trees with pass@k, the 95% interval of each that is a mean over tasks).
+    """Return (metrics of all trees with pass@k, the 95% interval of each that is a mean over
+    tasks).
 
     A task counts by its number of samples that a metric is known of. Spreads, counts and what
     depends on the clock have no interval.
@@ -139,8 +140,8 @@ def estimates(
 
 
 def _counts(chains: Sequence[RolloutResult]) -> tuple[int, int] | None:
-    """(samples, how many passed at the last turn that they reached) of a task; None where nothing
-    is passed."""
+    """Return (samples, how many passed at the last turn that they reached) of a task; None where
+    nothing is passed."""
     passed = [p for tree in chains if (p := tree.final_score.passed) is not None]
     return (len(passed), sum(passed)) if passed else None
 
@@ -153,7 +154,7 @@ def _is_mean(name: str) -> bool:
 
 
 def _known(name: str, measured: _Measured) -> int:
-    """How many chains tell a metric that is known of the task: those that reached the turn that
+    """Count the chains that report a metric of the task: those that reached the turn that
     ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
     prefix, _, plain = name.partition("/")
     turn = int(prefix.removeprefix("turn_")) if prefix.startswith("turn_") else None
@@ -162,7 +163,7 @@ def _known(name: str, measured: _Measured) -> int:
 
 
 def _measured(chains: Sequence[RolloutResult], domain: Domain) -> _Measured:
-    """What the domain measures of a task's chains."""
+    """Return what the domain measures of a task's chains."""
     found: _Measured = defaultdict(list)
     for tree in chains:
         for outcome in outcomes(tree):

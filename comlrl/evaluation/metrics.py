@@ -33,8 +33,8 @@ OF_TREES = frozenset(  # what trees of every domain say of each turn
 
 
 def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, float]:
-    """Metrics of scored rollouts: of each turn under ``turn_T/…``, and bare of the last turn
-    reached.
+    """Compute metrics of scored rollouts: of each turn under ``turn_T/…``, and bare of the last
+    turn reached.
 
     The last turn reached is made of what nothing follows: joint actions of the final turn and those
     where a branch was terminated; every episode. A metric that no joint action gives is left out.
@@ -69,17 +69,18 @@ def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, f
 
 
 def measures(names: Iterable[str]) -> list[str]:
-    """Of a record's names, those of what the domain measures: they are logged for each turn, as all
-    that trees say, and are neither parts of the reward nor what trees of every domain say."""
+    """Return, of a record's names, those of what the domain measures: they are logged for each
+    turn, as all that trees say, and are neither parts of the reward nor what trees of every
+    domain say."""
     of_turns = dict.fromkeys(found[1] for name in names if (found := OF_TURN.match(name)))
     own = [n for n in of_turns if n not in OF_TREES and not OF_AGENT.match(n)]
     return [n for n in own if not n.startswith("reward/")]
 
 
 def order_agreement(found: Iterable[Outcome]) -> dict[str, float]:
-    """Of the sibling joint actions whose task rewards differ, the share that the score (the
-    reward that was trained on) orders likewise: how far the model still holds where the policies
-    have moved to. Nothing where no two differ."""
+    """Compute the share of the sibling joint actions with different task rewards that the score
+    (the reward that was trained on) orders likewise: how far the model still holds where the
+    policies have moved to. Nothing where no two differ."""
     right = count = 0
     for outcome in found:
         scores = [(s.value, s.task_reward) for s in outcome.scores_K if s.task_reward is not None]
@@ -92,7 +93,7 @@ def order_agreement(found: Iterable[Outcome]) -> dict[str, float]:
 
 
 def task_reward(result: RolloutResult) -> float:
-    """A task's mean raw reward at the last turn reached."""
+    """Return a task's mean raw reward at the last turn reached."""
     return weighted_mean(
         (score.value, share)
         for outcome in outcomes(result)
@@ -102,7 +103,7 @@ def task_reward(result: RolloutResult) -> float:
 
 
 def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
-    """Of (value, weight) pairs, summed without rounding on the way."""
+    """Compute the mean of (value, weight) pairs, summed without rounding on the way."""
     pairs = list(values)
     return math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)
 
@@ -110,7 +111,7 @@ def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
 def _turn_metrics(
     of_tasks: Sequence[Sequence[Outcome]], domain: Domain, num_agents: int
 ) -> dict[str, float]:
-    """Of outcomes of one turn, or of the last that each branch has reached."""
+    """Compute metrics of the outcomes of one turn, or of the last that each branch has reached."""
     found = [outcome for of_task in of_tasks for outcome in of_task]
     scored = [
         (score, processed, share)
@@ -134,7 +135,7 @@ def _turn_metrics(
 
 
 def _score_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]:
-    """What the scores say beyond their values, and what the domain measures."""
+    """Return what the scores say beyond their values, and what the domain measures."""
     values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in found:
         for action, score, share in zip(
@@ -155,7 +156,8 @@ def _score_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]
 
 
 def _convention_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]:
-    """Shares of joint actions by how each agent shared the work, and whether that fitted."""
+    """Compute shares of joint actions by how each agent shared the work, and whether that
+    fitted."""
     shares: defaultdict[str, float] = defaultdict(float)
     match, known = 0.0, []
     for outcome in found:
@@ -177,8 +179,8 @@ def _convention_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, f
 def _completion_metrics(
     of_tasks: Sequence[Sequence[Outcome]], num_agents: int
 ) -> list[dict[str, float]]:
-    """Lengths, truncation and duplicates of each agent's completions; in programs the number of
-    its calls, and lengths only where it has any."""
+    """Compute lengths, truncation and duplicates of each agent's completions; in programs the
+    number of its calls, and lengths only where it has any."""
     turns_N: list[list[tuple[AgentTurn, float]]] = [[] for _ in range(num_agents)]
     for of_task in of_tasks:
         weights: defaultdict[int, float] = defaultdict(float)
@@ -224,13 +226,13 @@ def _sibling_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, f
 
 
 def _duplicates(turn: AgentTurn) -> float:
-    """Share of a node's completions whose text an earlier sibling already has."""
+    """Compute the share of a node's completions whose text an earlier sibling already has."""
     texts = [completion.text for completion in turn.completions_G]
     return 1.0 - len(set(texts)) / len(texts)
 
 
 def _over_agents(metrics_N: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the agents that have it."""
+    """Compute the mean of each metric over the agents that have it."""
     names = dict.fromkeys(name for metrics in metrics_N for name in metrics)
     having = {name: [m[name] for m in metrics_N if name in m] for name in names}
     return {name: math.fsum(values) / len(values) for name, values in having.items()}

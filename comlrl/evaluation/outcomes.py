@@ -48,7 +48,7 @@ class Outcome:
 
 @singledispatch
 def outcomes(result: RolloutResult) -> list[Outcome]:
-    """Everything that was scored in a rollout, in its order."""
+    """Return everything that was scored in a rollout, in its order."""
     raise TypeError(f"no rollout: {result!r}")
 
 
@@ -87,7 +87,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
 
 
 def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:
-    """Of a node, and of those before it in its turn."""
+    """Collect outcomes of a node, and of those before it in its turn."""
     node = tree.nodes[index]
     for agent, turn in zip(node.acting, node.agents_N, strict=True):
         yield Answers(index * tree.num_agents + agent, agent, turn)

@@ -42,22 +42,22 @@ class Entry:
 
 
 def episode_value(metrics: Mapping[str, float], num_turns: int) -> float:
-    """Mean total reward of an episode, from the metrics of an evaluation whose episodes all have
-    ``num_turns`` turns."""
+    """Compute the mean total reward of an episode, from the metrics of an evaluation whose
+    episodes all have ``num_turns`` turns."""
     if num_turns == 1:
         return metrics["reward_mean"]
     return sum(metrics[f"turn_{turn}/reward_mean"] for turn in range(1, num_turns + 1))
 
 
 def episode_noise(metrics: Mapping[str, float], num_turns: int, episodes: int) -> float:
-    """Standard error of ``episode_value`` from so many episodes; with several turns an upper bound,
-    because the turns' rewards are not independent."""
+    """Compute the standard error of ``episode_value`` from so many episodes; with several turns
+    an upper bound, because the turns' rewards are not independent."""
     turns = [f"turn_{turn}/" for turn in range(1, num_turns + 1)] if num_turns > 1 else [""]
     return sum(metrics[f"{turn}reward_std"] for turn in turns) / math.sqrt(episodes)
 
 
 def cross_play_values(matrix: Sequence[Sequence[float]]) -> list[float]:
-    """Each run's mean value with partners of the other runs, in either place.
+    """Compute each run's mean value with partners of the other runs, in either place.
 
     ``matrix``: row, the run of the others; column, the run of the last agent; at least two runs.
     """
@@ -66,7 +66,7 @@ def cross_play_values(matrix: Sequence[Sequence[float]]) -> list[float]:
 
 
 def entries(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], Entry]:
-    """(algorithm, task) → its seeds together, in the order of first appearance."""
+    """Group the seeds of each (algorithm, task), in the order of first appearance."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.algorithm, outcome.task), []).append(outcome)

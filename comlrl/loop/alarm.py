@@ -33,7 +33,7 @@ class CollapseAlarm:
         self.warned: list[str] = []  # metrics of which a warning was given
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings that this step's metrics give cause for."""
+        """Return warnings about this step's metrics."""
         self.seen += 1
         warnings = []
         own = "reward_mean" if metrics.get("task_reward_mean") is None else "task_reward_mean"

@@ -23,7 +23,8 @@ class BestModel:
     """The best evaluation of a run so far."""
 
     def __init__(self, run_dir: Path, save: Callable[[Path], None]) -> None:
-        """``save``: writes the present weights into a folder; called by all processes."""
+        """Set up the keeper. ``save``: writes the present weights into a folder; called by all
+        processes."""
         self.run_dir, self.save = run_dir, save
         self.facts: dict[str, float] | None = None  # of the evaluation; None: there was none yet
 

@@ -23,14 +23,15 @@ class BestRound:
     """
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
-        """``parts``: what goes back, by name."""
+        """Set up the keeper. ``parts``: what is restored, by name."""
         self.parts = parts
         self.mean, self.error = -math.inf, 0.0  # of the reward of the round's candidates
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
 
     def offer(self, labelled: Round) -> bool:
-        """Whether the present team, which has made these candidates, may continue. It is kept where
-        it is the best so far; where it has fallen below that, the best one is put in its place."""
+        """Return whether the present team, which has made these candidates, may continue. It is
+        kept where it is the best so far; where it has fallen below that, the best is restored in
+        its place."""
         mean, error = reward_of(labelled)
         if mean >= self.mean:
             self.mean, self.error = mean, error
@@ -63,8 +64,8 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def reward_of(labelled: Round) -> tuple[float, float]:
-    """Mean task reward of a round's candidates, and its standard error: over tasks, whose
-    candidates are not independent draws; infinite where there are too few to tell."""
+    """Return the mean task reward of a round's candidates, and its standard error: over tasks,
+    whose candidates are not independent draws; infinite where there are too few to tell."""
     means = [fmean(c.reward for c in t.candidates.candidates_K) for t in labelled.tasks]
     if len(means) < FEWEST:
         return fmean(means), math.inf

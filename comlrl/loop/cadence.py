@@ -15,7 +15,7 @@ class Ends:
     env_steps: int | None
 
     def done(self, steps: int, env_steps: int) -> float:
-        """The part of the run that is done, 0 to 1."""
+        """Return the part of the run that is done, 0 to 1."""
         ends = ((steps, self.steps), (env_steps, self.env_steps))
         return max(min(1.0, done / end) if end else 1.0 for done, end in ends if end is not None)
 
@@ -30,11 +30,12 @@ class Cadence:
     every: int
 
     def due(self, last: int, done: int, over: bool) -> bool:
-        """After ``done`` training steps; ``last``: after which it was done last (−1: not yet)."""
+        """Return whether it is due after ``done`` training steps; ``last``: after which it was
+        done last (−1: not yet)."""
         return bool(self.every) and (done // self.every > last // self.every or over)
 
     def left(self, last: int, total: int) -> int:
-        """How often it is due after ``last``, in a run of ``total`` training steps."""
+        """Count how often it is due after ``last``, in a run of ``total`` training steps."""
         if not self.every or last >= total:
             return 0
         return total // self.every - last // self.every + (total % self.every > 0)

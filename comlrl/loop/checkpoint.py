@@ -32,12 +32,12 @@ SUMS = "checksums.json"
 
 
 def tensors_of(part: Part) -> Tensors:
-    """A part's state, as a checkpoint holds it."""
+    """Return a part's state, as a checkpoint holds it."""
     return part.state_dict() if isinstance(part, torch.nn.Module) else part.state_tensors()
 
 
 def load_part(part: Part, tensors: dict[str, torch.Tensor]) -> None:
-    """Take what ``tensors_of`` gave."""
+    """Load what ``tensors_of`` returned."""
     if isinstance(part, torch.nn.Module):
         part.load_state_dict(tensors)
     else:
@@ -67,14 +67,14 @@ class Checkpoints:
     """Writes the checkpoints of one run, and knows the newest."""
 
     def __init__(self, run_dir: Path, cadence: Cadence, limit: int | None) -> None:
-        """``limit``: how many are kept; None: all."""
+        """Set up the checkpoints. ``limit``: how many are kept; None: all."""
         self.run_dir, self.cadence, self.limit = run_dir, cadence, limit
         self._parts: Mapping[str, Part] | None = None  # of the trainer that runs
         self.newest: tuple[int, Path] | None = None  # training steps that it holds, and where
 
     @property
     def steps(self) -> int:
-        """Training steps in the newest; 0: there is none."""
+        """Return the training steps of the newest checkpoint; 0: there is none."""
         return self.newest[0] if self.newest is not None else 0
 
     @property
@@ -83,12 +83,12 @@ class Checkpoints:
         return self._parts
 
     def begin(self, parts: Mapping[str, Part]) -> None:
-        """``parts``: of the trainer that runs, from now on."""
+        """Save ``parts``, those of the trainer that runs, from now on."""
         self._parts = parts
 
     def save(self, steps: int, state: Mapping[str, Any], *, alone: bool = False) -> Path:
-        """Write one of these training steps; its path. A collective call, unless the main process
-        is ``alone``."""
+        """Write a checkpoint of these training steps and return its path. A collective call,
+        unless the main process is ``alone``."""
         tensors = {name: tensors_of(part) for name, part in self.parts.items()}
 
         def write() -> Path:
@@ -99,7 +99,7 @@ class Checkpoints:
         return path
 
     def resume(self, found: Checkpoint, steps: int, parts: Mapping[str, Part]) -> None:
-        """Give the parts of a trainer what a checkpoint of ``steps`` training steps holds.
+        """Load what a checkpoint of ``steps`` training steps holds into a trainer's parts.
 
         Raises UserError where it does not fit them.
         """
@@ -148,7 +148,7 @@ def save(
 
 
 def newest(run_dir: Path, warn: Callable[[str], None] = notice) -> Path | None:
-    """The newest good checkpoint of a run, or None; damaged ones are passed to ``warn``."""
+    """Return the newest good checkpoint of a run, or None; damaged ones are passed to ``warn``."""
     for path in reversed(_folders(run_dir)):
         reason = _damage(path)
         if reason is None:
@@ -158,8 +158,8 @@ def newest(run_dir: Path, warn: Callable[[str], None] = notice) -> Path | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """A good checkpoint's content, on the CPU. Raises UserError for one that was not written by
-    ``save``, though its sums are right."""
+    """Read a good checkpoint's content, on the CPU. Raise UserError for one that was not written
+    by ``save``, though its sums are right."""
     parts = sorted(path.glob("*.safetensors"))
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -171,7 +171,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
-    """All files and their sums, on the disk when this returns."""
+    """Write all files and their sums; they are on the disk when this returns."""
     for name, component in tensors.items():
         contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
         save_file(contiguous, str(folder / f"{name}.safetensors"))

@@ -21,11 +21,13 @@ class Evaluations:
     best: BestModel | None = None
 
     def due(self, counters: Counters, over: bool) -> bool:
-        """Before the first step, at the cadence, and after the last; once at each."""
+        """Return whether an evaluation is due: before the first step, at the cadence, and after
+        the last; once at each."""
         return self.due_after(counters, counters.steps, over)
 
     def due_after(self, counters: Counters, steps: int, over: bool) -> bool:
-        """Return the same for the end of training step ``steps``, which may lie ahead."""
+        """Return whether an evaluation is due at the end of training step ``steps``, which may
+        lie ahead."""
         last = counters.evaluated
         return last != steps and self.cadence.due(last, steps, over)
 
@@ -33,7 +35,7 @@ class Evaluations:
         return self.cadence.left(counters.evaluated, total)
 
     def note(self, counters: Counters, metrics: dict[str, float]) -> None:
-        """Enter the metrics of the present policy's evaluation. A collective call."""
+        """Record the metrics of the present policy's evaluation. A collective call."""
         counters.eval_end = dict(metrics)
         if counters.eval_start is None:
             counters.eval_start = dict(metrics)

@@ -52,12 +52,13 @@ class Signals:
             signal.signal(number, handler)
 
     def defer(self) -> None:
-        """From here on the work is not to be torn: whoever asks ``received`` ends the run."""
+        """Defer signals from here on, so that the work is not torn: whoever checks ``received``
+        ends the run."""
         self._raise_at_once = False
 
     @contextlib.contextmanager
     def deferring(self) -> Iterator[None]:
-        """``defer`` for a stage, of the start-up or of a step."""
+        """Defer signals for a stage, of the start-up or of a step."""
         before, self._raise_at_once = self._raise_at_once, False
         try:
             yield
@@ -68,7 +69,8 @@ class Signals:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Work that may be thrown away: a signal, also one that came before, raises Interrupted."""
+        """Raise Interrupted at a signal, also one that came before, during work that may be
+        thrown away."""
         self._raise_at_once = True
         try:
             if self.received is not None:

@@ -68,10 +68,11 @@ class Loop:
         progress: Progress | None = None,
         prefetch: Callable[[Step | None], None] | None = None,
     ) -> None:
-        """``section``: the algorithm's keys. ``evaluations``: None: there are none. ``signals``:
-        None: none are heeded. ``progress``: records what the run is doing. ``prefetch``: is called
-        with the next step once a step has its trees and before it learns from them; with None where
-        no step follows, or one after a checkpoint: a resumed run would not have its trees."""
+        """Set up the loop. ``section``: the algorithm's keys. ``evaluations``: None: there are
+        none. ``signals``: None: none are heeded. ``progress``: records what the run is doing.
+        ``prefetch``: is called with the next step once a step has its trees and before it learns
+        from them; with None where no step follows, or one after a checkpoint: a resumed run
+        would not have its trees."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
         self.processes = processes
         self.evaluations, self.prefetch = evaluations, prefetch
@@ -89,7 +90,7 @@ class Loop:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """All training tasks."""
+        """Return all training tasks."""
         return self.schedule.tasks
 
     @property
@@ -98,14 +99,15 @@ class Loop:
 
     @property
     def mark(self) -> LogMark:
-        """Up to where the run's log is its own: to the checkpoint that it continues from."""
+        """Return the mark up to which the run's log is kept: the checkpoint that it continues
+        from."""
         done = self.counters
         if self.checkpoints.newest is None:
             return LogMark()
         return LogMark(done.logged, done.updates, done.env_steps)
 
     def span(self, env_steps: int) -> Span:
-        """The present step's part of the run; ``env_steps``: those that it adds, of all
+        """Return the present step's part of the run; ``env_steps``: those that it adds, of all
         processes."""
         done = self.counters
         return Span(
@@ -115,7 +117,7 @@ class Loop:
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds since the run began, those of interrupted processes included."""
+        """Return the seconds since the run began, those of interrupted processes included."""
         return self.counters.wall_seconds + time.monotonic() - self._started
 
     def resume(self, found: Checkpoint, trainer: HasParts, *, force: bool = False) -> None:
@@ -150,8 +152,8 @@ class Loop:
             self.evaluations.best.resume()
 
     def steps(self, trainer: HasParts, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
-        """Training steps until the first of the run's ends; evaluates before and after, and begins
-        the rounds of a trainer that has some.
+        """Yield the training steps until the first of the run's ends; evaluate before and after,
+        and begin the rounds of a trainer that has some.
 
         ``extra_metrics``: of an evaluation, added to the metrics of its trees.
         """
@@ -192,12 +194,12 @@ class Loop:
                 break
 
     def train(self, algorithm: Algorithm[Any]) -> None:
-        """All training steps, each by ``advance``."""
+        """Run all training steps, each by ``advance``."""
         for step in self.steps(algorithm):
             self.advance(step, algorithm)
 
     def advance(self, step: Step, algorithm: Algorithm[Any]) -> None:
-        """One training step: grow, gather, credit, learn, record."""
+        """Run a training step: grow, gather, credit, learn, record."""
         section = algorithm.section
         trees = algorithm.rollout.grow(
             self.processes.shard(step.tasks),
@@ -220,7 +222,8 @@ class Loop:
         self.record(step, gathered, updates=updates, metrics=metrics)
 
     def gather(self, step: Step, trees: Sequence[RolloutResult]) -> Gathered:
-        """What all processes have grown in a step; ends the rollout's time. A collective call."""
+        """Gather what all processes have grown in a step; ends the rollout's time. A collective
+        call."""
         step.clock.lap("rollout")
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         sums = self.processes.all_reduce_counts({"scored": scored, "tokens": tokens})
@@ -257,22 +260,22 @@ class Loop:
         self._pause = time.monotonic() - started
 
     def count(self, *, scored: int = 0, tokens: int = 0, env_steps: int = 0) -> None:
-        """Joint actions that were scored for training, the tokens that were sampled for them, and
-        those that are steps of the x-axis."""
+        """Count the joint actions that were scored for training, the tokens that were sampled
+        for them, and those that are steps of the x-axis."""
         self.counters.scored_joint_actions += scored
         self.counters.sampled_tokens += tokens
         self.counters.env_steps += env_steps
 
     @contextlib.contextmanager
     def _stage(self) -> Iterator[None]:
-        """Training before the first step, whose time counts as that of the steps."""
+        """Time a part of training before the first step as part of the steps."""
         started = time.monotonic()
         yield
         self.counters.train_seconds += time.monotonic() - started
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What stages beside the training steps remember in checkpoints, by their names."""
+        """Return what stages beside the training steps remember in checkpoints, by their names."""
         return self.counters.extra
 
     def remember(self, name: str, value: Any) -> None:
@@ -284,11 +287,12 @@ class Loop:
         self.counters.steps = max(self.counters.steps, steps)
 
     def tell(self, metrics: Mapping[str, float]) -> None:
-        """Log what a stage before the training steps has come to. Called by all processes."""
+        """Log the result of a stage before the training steps. Called by all processes."""
         self.log.stage(self.counters, metrics)
 
     def save(self) -> Path:
-        """Write a checkpoint of this step, unless there is one; its path, on every process."""
+        """Write a checkpoint of this step, unless there is one; return its path, on every
+        process."""
         newest = self.checkpoints.newest
         if newest is not None and newest[0] == self.counters.steps:
             return newest[1]
@@ -299,7 +303,8 @@ class Loop:
         return path
 
     def leave(self) -> Path | None:
-        """The newest checkpoint, one of the last step where that has none; None: nothing was done.
+        """Return the newest checkpoint, of the last step where that has none; None: nothing was
+        done.
 
         For a step that cannot be finished, before weights have moved. Called by the main process
         alone; in lock-step a collective call.
@@ -311,7 +316,7 @@ class Loop:
         return None if newest is None else newest[1]
 
     def _state(self) -> dict[str, Any]:
-        """What ``state.json`` of a checkpoint holds."""
+        """Return what ``state.json`` of a checkpoint holds."""
         return {
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self.log.alarm.state(),
@@ -327,16 +332,16 @@ class Loop:
 
     @contextlib.contextmanager
     def watch(self, work: str) -> Iterator[None]:
-        """A stage before or between the updates that asks ``heed`` about signals, and is not torn;
-        within a training step it is a part of that."""
+        """Watch a stage before or between the updates that asks ``heed`` about signals, and is
+        not torn; within a training step it is a part of that."""
         if self.progress.work != TRAINING:
             self._begin(work)
         with self.signals.deferring():
             yield
 
     def heed(self, saved: Path) -> None:
-        """Raises Interrupted where a signal has come; ``saved`` holds what was done since the last
-        training step, and a checkpoint what was done before."""
+        """Raise Interrupted where a signal has come; ``saved`` holds what was done since the
+        last training step, and a checkpoint what was done before."""
         number = self._received()
         if number is not None:
             raise Interrupted(number, self.save() if self.counters.steps else saved)
@@ -351,7 +356,8 @@ class Loop:
 
     @property
     def remaining(self) -> Remaining:
-        """How far the run is; where environment steps end it, as far as the latest steps tell."""
+        """Return how far the run is; where environment steps end it, as estimated from the
+        latest steps."""
         done, total, most = self.counters.steps, self.ends.steps, self.ends.env_steps
         each, estimated = self.progress.typical(ENV_STEPS), False
         if most is not None:
@@ -374,7 +380,8 @@ class Loop:
         return self.ends.over(self.counters)
 
     def _after(self, extra_metrics: ExtraMetrics | None) -> None:
-        """What is due after a step. Evaluation comes before saving, so that it is not repeated."""
+        """Do what is due after a step. Evaluation comes before saving, so that it is not
+        repeated."""
         self._leave_if_asked()
         saves = self._saves_after(self.counters.steps, self._over)
         self._evaluate_if_due(extra_metrics)
@@ -425,12 +432,12 @@ class Loop:
         evaluations.note(self.counters, metrics)
 
     def _received(self) -> int | None:
-        """The signal that any process has received, or None."""
+        """Return the signal that any process has received, or None."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
 
     def _gathered(self, trees: Sequence[RolloutResult]) -> list[RolloutResult]:
-        """Those of all processes. A completion's sampling support stays where it is learned
-        from."""
+        """Gather the rollouts of all processes. A completion's sampling support stays where it
+        is learned from."""
         if distributed.world_size() == 1:
             return list(trees)
         return self.processes.gather([tree.without_support() for tree in trees])

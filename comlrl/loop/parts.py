@@ -33,7 +33,7 @@ class HasParts(Protocol):
     """What a checkpoint keeps."""
 
     def parts(self) -> Mapping[str, Part]:
-        """All that training changes, by the names of its files in a checkpoint."""
+        """Return all that training changes, by the names of its files in a checkpoint."""
 
 
 class Trainer(HasParts, Protocol):
@@ -47,7 +47,7 @@ class InRounds(HasParts, Protocol):
     """A trainer that labels candidates of the present policies round by round."""
 
     def begin_round(self, index: int) -> None:
-        """Called before the first step of each round, and where a run is resumed."""
+        """Prepare a round; called before its first step, and where a run is resumed."""
 
 
 class Player(Protocol):
@@ -59,7 +59,7 @@ class Player(Protocol):
 
     @property
     def returns_by_agent(self) -> bool:
-        """Whether each agent has its own return."""
+        """Return whether each agent has a separate return."""
 
     def grow(
         self,
@@ -78,7 +78,7 @@ class Refilling(Protocol):
     def refilled(
         self, step: Step, trees: Sequence[RolloutResult]
     ) -> tuple[Step, Sequence[RolloutResult]]:
-        """The step with further tasks, and their rollouts beside those of the step."""
+        """Return the step with further tasks, and their rollouts beside those of the step."""
 
 
 class Algorithm(HasParts, Protocol[Credit]):
@@ -94,8 +94,8 @@ class Algorithm(HasParts, Protocol[Credit]):
     def sampling(self) -> Sampling: ...
 
     def credit(self, rolled: Rolled) -> Credit:
-        """What each decision of a step is worth."""
+        """Compute what each decision of a step is worth."""
 
     def learn(self, rolled: Rolled, credit: Credit) -> dict[str, float]:
-        """Update the policies; what the log wants, and how many ``updates`` were made. A collective
-        call."""
+        """Update the policies; return what is logged, and how many ``updates`` were made. A
+        collective call."""

@@ -59,7 +59,7 @@ class PolicyLearner:
         self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
-        """What a checkpoint holds."""
+        """Return what a checkpoint holds."""
         optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
         return self.team.parts() | optimizers
 
@@ -90,17 +90,17 @@ class PolicyLearner:
         )
 
     def credit(self, rolled: Rolled) -> list[float]:
-        """A number for each decision: the weight of its log-probability's gradient."""
+        """Return a number for each decision: the weight of its log-probability's gradient."""
         raise NotImplementedError
 
     def loss(
         self, update: PolicyUpdate, batch: TokenBatch, policy: ActionLogprobs, sums: Sums
     ) -> torch.Tensor:
-        """The loss of each token, (A,); what the log wants is added to ``sums``."""
+        """Compute the loss of each token, (A,); what is logged is added to ``sums``."""
         return update.loss(batch, policy, sums)
 
     def learn(self, rolled: Rolled, credit_D: Sequence[float]) -> dict[str, float]:
-        """Update every agent; metrics of each agent, and their means over the agents."""
+        """Update every agent; return metrics of each agent, and their means over the agents."""
         section, decisions, agents = self.section, rolled.decisions, range(len(self.team))
         parts = self._parts(decisions, credit_D)
         if len(parts) > 1 and not section.takes_ratios and rolled.index == 1:
@@ -140,8 +140,8 @@ class PolicyLearner:
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
-        """One optimizer step of every agent; each one's gradient norm. ``nodes``: of this process,
-        by the agent."""
+        """Make one optimizer step of every agent; return each one's gradient norm. ``nodes``: of
+        this process, by the agent."""
         counts = {i: nodes[i] for i in range(len(policies))}
         of_team = self.team.processes.all_reduce_counts(counts)
 
@@ -154,7 +154,7 @@ class PolicyLearner:
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
     def _each(self, work: Callable[[int], None]) -> None:
-        """``work`` with each agent's index, while that agent acts."""
+        """Call ``work`` with each agent's index, while that agent acts."""
 
         def run(index: int) -> None:
             with self.team.acting(index):
@@ -164,7 +164,7 @@ class PolicyLearner:
         run_parallel(jobs, self.team.device, self.team.run_parallel)
 
     def _parts(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[int]]:
-        """This process's units of each update: those that one process alone would put there.
+        """Return this process's units of each update: those that one process alone would put there.
 
         With ``refill``, tasks that teach nothing are left out, unless nothing would be left.
         """
@@ -182,7 +182,7 @@ class PolicyLearner:
         ]
 
     def _rows(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[list[Row]]]:
-        """For each unit and agent, the rows of decisions that have a gradient."""
+        """Collect for each unit and agent the rows of decisions that have a gradient."""
         always = self.section.kl_coef > 0 or self.section.entropy_coef > 0
         rows_UN: list[list[list[Row]]] = []
         for of_nodes in decisions.of_unit():
@@ -212,7 +212,7 @@ class PolicyLearner:
         return policy
 
     def _metrics(self, index: int, sums: Sums) -> dict[str, float]:
-        """What the log wants of an agent. ``sums``: of all processes."""
+        """Return what is logged of an agent. ``sums``: of all processes."""
         of, section, passes = sums.of, self.section, self.section.update_epochs
         count, tokens = max(1, of["completions"]), max(1, of["sampled_tokens"])
         variance = of["credit_squared"] / count - (of["credit"] / count) ** 2
@@ -234,7 +234,7 @@ class PolicyLearner:
 
 
 def _credit_sums(decisions: Decisions, credit_D: Sequence[float], agent: int) -> Sums:
-    """What the log wants of an agent's decisions, those without a gradient included."""
+    """Sum what is logged of an agent's decisions, those without a gradient included."""
     sums = Sums(nodes=sum(nodes[agent] for nodes in decisions.nodes_U))
     for of_nodes in decisions.of_unit():
         for (other, _), numbers in of_nodes.items():

@@ -51,18 +51,18 @@ class Progress:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of this process."""
+        """Return the seconds of this process."""
         return self._clock() - self._started
 
     def begin(self, work: str) -> None:
-        """The present work; one before it that did not come to its end is not measured."""
+        """Begin a piece of work; one before it that did not come to its end is not measured."""
         self.work, self.share = work, 0.0
         self._since = self._reported = self._clock()
         for tell in self.listeners:
             tell(work)
 
     def part(self, share: float) -> None:
-        """So much of the present work is done, in [0, 1]."""
+        """Set the part of the present work that is done, in [0, 1]."""
         self.share = share
         if self._clock() - self._reported >= MINUTE:
             self._reported = self._clock()
@@ -71,7 +71,7 @@ class Progress:
 
     @property
     def doing(self) -> str:
-        """The present work, how much of it is done and how long the rest will take."""
+        """Return the present work, how much of it is done and how long the rest will take."""
         if not self.share:
             return self.work
         if self.share < LITTLE:
@@ -80,11 +80,11 @@ class Progress:
         return f"{self.work} {self.share:.0%}, {left} to go"
 
     def _rest(self) -> float:
-        """Seconds of the present work to come, at the pace so far."""
+        """Estimate the seconds of the present work to come, at the pace so far."""
         return (self._clock() - self._since) * (1 - self.share) / self.share
 
     def end(self) -> None:
-        """The present work is done."""
+        """End the present work."""
         self.note(self.work, self._clock() - self._since)
         self.work, self.share = "", 0.0
 
@@ -92,12 +92,13 @@ class Progress:
         self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
 
     def typical(self, name: str) -> float | None:
-        """Median of the latest values; None where there is none."""
+        """Return the median of the latest values; None where there is none."""
         recent = self._recent.get(name)
         return statistics.median(recent) if recent else None
 
     def seconds_left(self) -> float | None:
-        """None while nothing is known: before the first training step, or of a run without end."""
+        """Estimate the seconds left; None before the first training step, or for a run without
+        end."""
         remaining = self.remaining
         if remaining.total is None:
             return None
@@ -116,7 +117,7 @@ class Progress:
         return (count - 1) * each + max(each - (self._clock() - self._since), 0.0)
 
     def state(self) -> dict[str, list[float]]:
-        """For a checkpoint: a resumed run knows at once how long it will take."""
+        """Return the state for a checkpoint: a resumed run knows at once how long it will take."""
         return {name: list(recent) for name, recent in self._recent.items()}
 
     def load(self, state: Mapping[str, Sequence[float]]) -> None:

@@ -33,7 +33,8 @@ class Logger(Protocol):
     """Takes metrics and episodes; any number of them run side by side."""
 
     def begin(self, mark: LogMark) -> None:
-        """Before anything is logged: drop what an earlier process has logged after ``mark``."""
+        """Prepare the log before anything is logged: drop what an earlier process has logged
+        after ``mark``."""
 
     def log(self, record: LogRecord) -> None: ...
 

@@ -79,7 +79,8 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
 
 
 def _make_room(folder: Path, config: Config, resume: bool) -> None:
-    """There is a run without a checkpoint to continue from; move it aside if it would be lost.
+    """Make room where there is a run without a checkpoint to continue from; move it aside if it
+    would be lost.
 
     One that was killed before its first checkpoint writes the same again, in its place. Raises
     UserError for one that has come to its end.
@@ -97,8 +98,8 @@ def _make_room(folder: Path, config: Config, resume: bool) -> None:
 
 
 def write_config(start: Start) -> None:
-    """``config.yaml``, in one step: a kill leaves the old one or the new one. Before it, copies of
-    the modules beside the file that was given, so that it finds them."""
+    """Write ``config.yaml`` atomically: a kill leaves the old file or the new one. Before it,
+    write copies of the modules beside the file that was given, so that it finds them."""
     keep(start.run_dir, start.sources)
     files.replace(start.run_dir / CONFIG, yaml.safe_dump(start.config.to_dict(), sort_keys=False))
 
@@ -121,7 +122,8 @@ class Change:
 
 
 def _changes(folder: Path, config: Config, sources: Sequence[Source]) -> list[Change]:
-    """Of the configuration, and of the user's own modules, against those of the run."""
+    """List the changes of the configuration, and of the user's modules, against those of the
+    run."""
     if not (folder / CONFIG).exists():
         return []
     before, now = _flat(load_yaml(folder / CONFIG)), _flat(config.to_dict())

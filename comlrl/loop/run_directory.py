@@ -14,12 +14,12 @@ TRACES = (CONFIG, SUMMARY, METRICS, CHECKPOINTS, FINAL_MODEL, BEST_MODEL)
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has left something there that another would write over."""
+    """Return whether a run has left something there that another would overwrite."""
     return any(os.path.lexists(folder / name) for name in TRACES)  # a link that leads nowhere, too
 
 
 def check_free(config: Config, resume: bool) -> None:
-    """Raises UserError where ``output.dir`` holds a run that is at work, or that is to be neither
+    """Raise UserError where ``output.dir`` holds a run that is at work, or that is to be neither
     resumed nor moved aside."""
     folder = config.output.dir
     if folder is not None:
@@ -33,7 +33,7 @@ def check_free(config: Config, resume: bool) -> None:
 
 
 def find(config: Config, resume: bool) -> Path:
-    """``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
+    """Return ``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
 
     Raises UserError where the run to resume is at work."""
     if config.output.dir is not None:

@@ -17,13 +17,13 @@ class Sampled(Protocol):
     """Metrics of what training samples, of several steps where not each is logged."""
 
     def collect(self) -> None:
-        """A step is through, which is not logged. A collective call."""
+        """Collect the metrics of a finished step that is not logged. A collective call."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the steps since they were last asked for. A collective call."""
+        """Return the metrics of the steps since the last call. A collective call."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint stores of the steps since the last record."""
+        """Return what a checkpoint stores of the steps since the last record."""
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
@@ -38,9 +38,9 @@ class RunLog:
         standing: Callable[[], Mapping[str, float]] = dict,
         sampled: Sampled | None = None,
     ) -> None:
-        """``domain``: measures the trees. ``standing``: metrics that go into every record of a step
-        or an evaluation. ``sampled``: those of what training samples; None: there are none. Both
-        are asked on all processes."""
+        """Set up the log. ``domain``: measures the trees. ``standing``: metrics that go into
+        every record of a step or an evaluation. ``sampled``: those of what training samples;
+        None: there are none. Both are called on all processes."""
         self.logger, self.domain = logger, domain
         self.standing, self.sampled = standing, sampled
         self.alarm = CollapseAlarm()
@@ -54,7 +54,8 @@ class RunLog:
         *,
         due: bool,
     ) -> Mapping[str, float]:
-        """A training step, logged where it is ``due``; its metrics, those of the trees included."""
+        """Log a training step where it is ``due``; return its metrics, those of the trees
+        included."""
         metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if due:
             costs = _costs(counters, step, gathered)
@@ -73,7 +74,7 @@ class RunLog:
         self._write(counters, "eval", metrics, trees)
 
     def stage(self, counters: Counters, metrics: Mapping[str, float]) -> None:
-        """What a stage beside the training steps has come to."""
+        """Log the result of a stage beside the training steps."""
         counters.logged += 1  # resuming keeps as many lines as were counted
         self.logger.log(_record(counters, "train", metrics))
 
@@ -105,7 +106,7 @@ def _record(
 
 
 def _costs(counters: Counters, step: Step, gathered: Gathered) -> dict[str, float]:
-    """Counts, times and memory of a step, which every algorithm logs."""
+    """Return counts, times and memory of a step, which every algorithm logs."""
     seconds = step.clock.total
     metrics = {
         "tasks_seen": float(counters.tasks_seen),

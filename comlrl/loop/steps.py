@@ -27,14 +27,14 @@ class Clock:
         self._started = self._last = time.monotonic()
 
     def lap(self, part: str) -> None:
-        """What has gone by since the last lap belongs to ``part``."""
+        """Add the time since the last lap to ``part``."""
         now = time.monotonic()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
     @property
     def total(self) -> float:
-        """Up to the last lap; up to now where there is none."""
+        """Return the total up to the last lap; up to now where there is none."""
         return (self._last if self.seconds else time.monotonic()) - self._started
 
 
@@ -49,7 +49,7 @@ class Step:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Its part of every sample's key."""
+        """Return the step's part of every sample's key."""
         return "train", self.index
 
 
@@ -96,7 +96,7 @@ class Counters:
 
     @classmethod
     def of(cls, held: Mapping[str, Any]) -> Counters:
-        """Those of a checkpoint. Raises TypeError or ValueError where these are none."""
+        """Read the counters of a checkpoint. Raise TypeError or ValueError where these are none."""
         counters = cls(**held)
         for name, least in vars(cls()).items():
             value = getattr(counters, name)
@@ -110,8 +110,8 @@ class Counters:
 
 
 def seed_generators(seed: int, step: int) -> None:
-    """Global generators anew at each step, alike on all processes: dropout and the like then need
-    no generator state to resume."""
+    """Seed the global generators anew at each step, alike on all processes: dropout and the like
+    then need no generator state to resume."""
     own = int(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).hexdigest(), 16)
     torch.manual_seed(own)
     np.random.seed(own)
@@ -119,7 +119,7 @@ def seed_generators(seed: int, step: int) -> None:
 
 
 def peak_memory_mb() -> float:
-    """The GPU's peak allocation or, without a GPU, the process's peak resident memory."""
+    """Return the GPU's peak allocation or, without a GPU, the process's peak resident memory."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

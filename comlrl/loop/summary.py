@@ -13,7 +13,7 @@ from comlrl.run_files import SUMMARY
 
 
 def write_summary(loop: Loop, algorithm: str) -> None:
-    """Write it (on the main process); a collective call under torchrun."""
+    """Write the summary (on the main process); a collective call under torchrun."""
     counters, evaluations = loop.counters, loop.evaluations
     best = None if evaluations is None else evaluations.best
     # All that is trained must be alike on all processes: weights, optimizers, critics.

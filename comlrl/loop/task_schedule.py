@@ -15,8 +15,8 @@ from comlrl.types import Task
 
 
 def share_of_round(tasks: Sequence[Task], size: int, index: int, seed: int) -> list[Task]:
-    """The tasks of round ``index``: one shuffled pass over all of them after the other, ``size`` a
-    round; a pass's last round takes what is left."""
+    """Return the tasks of round ``index``: one shuffled pass over all of them after the other,
+    ``size`` a round; a pass's last round takes what is left."""
     cycle, at = divmod(index, math.ceil(len(tasks) / size))
     chosen = order((seed, "rounds", cycle), len(tasks))[at * size : (at + 1) * size]
     return [tasks[i] for i in sorted(chosen)]
@@ -37,13 +37,13 @@ class TaskSchedule:
 
     @cached_property
     def size(self) -> int:
-        """Tasks of a round, at most."""
+        """Return the most tasks of a round."""
         whole = len(self.tasks)
         return min(whole, self.round_tasks or math.ceil(whole / self.rounds))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the tasks, in order."""
+        """Return a fingerprint of the tasks, in order."""
         digest = hashlib.sha256()
         for task in self.tasks:
             digest.update(repr((task.task_id, sorted(task.fields.items()))).encode())
@@ -51,26 +51,28 @@ class TaskSchedule:
 
     @property
     def steps(self) -> int | None:
-        """Of the whole schedule; None where it has no end."""
+        """Count the steps of the schedule; None where it has no end."""
         return None if self.epochs is None else self._ends[-1]
 
     def tasks_of(self, round_index: int) -> list[Task]:
         return share_of_round(self.tasks, self.size, round_index, self.seed)
 
     def round_of(self, step: int) -> int:
-        """The round (0-based) that a step (0-based) is in; one after the last is of the last."""
+        """Return the round (0-based) that a step (0-based) is in; one after the last is of the
+        last."""
         return min(bisect_right(self._ends, step), self.rounds - 1)
 
     def start_of(self, round_index: int) -> int:
-        """Steps before a round's first."""
+        """Count the steps before a round's first."""
         return self._ends[round_index - 1] if round_index else 0
 
     def end_of(self, round_index: int) -> int:
-        """Steps up to the end of a round."""
+        """Count the steps up to the end of a round."""
         return self._ends[round_index]
 
     def at(self, step: int) -> tuple[int, list[Task]]:
-        """The epoch (a pass, counted over all rounds) and the tasks of a step; all 0-based."""
+        """Return the epoch (a pass, counted over all rounds) and the tasks of a step; all
+        0-based."""
         index = self.round_of(step)
         tasks = self.tasks_of(index)
         part, parts = self.part_of(step)
@@ -88,23 +90,23 @@ class TaskSchedule:
         return [task for task in shuffled if task.task_id not in names]
 
     def part_of(self, step: int) -> tuple[int, int]:
-        """Which of how many steps of a pass it is; 0-based."""
+        """Return which of how many steps of a pass it is; 0-based."""
         index = self.round_of(step)
         parts = self._parts(index)
         return (step - self.start_of(index)) % parts, parts
 
     def length_of(self, round_index: int) -> int:
-        """Tasks of a round."""
+        """Count the tasks of a round."""
         return self._lengths[round_index]
 
     def _parts(self, round_index: int) -> int:
-        """Steps of a pass over a round's tasks."""
+        """Count the steps of a pass over a round's tasks."""
         return math.ceil(self._lengths[round_index] / self.batch_size)
 
     @cached_property
     def _passes(self) -> list[int]:
-        """Passes begun before each round. One that ``max_steps`` breaks off counts too, so that no
-        two rounds share an epoch, which is what their tasks are shuffled by."""
+        """Count the passes begun before each round. One that ``max_steps`` breaks off counts
+        too, so that no two rounds share an epoch, by which their tasks are shuffled."""
         of_each = (
             math.ceil((self.end_of(r) - self.start_of(r)) / self._parts(r))
             for r in range(self.rounds)
@@ -113,7 +115,7 @@ class TaskSchedule:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Steps up to the end of each round."""
+        """Count the steps up to the end of each round."""
         if self.epochs is None:
             whole = self.max_steps or 0
             return [whole * (r + 1) // self.rounds for r in range(self.rounds)]

@@ -36,8 +36,8 @@ ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 10 << 30}
 def micro_batches(
     agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
 ) -> Iterator[TokenBatch]:
-    """Packed batches of like size, as few as the device takes at once; ``concurrent``, about as
-    many as a multiple of the CPU's cores. The same rows give the same batches.
+    """Pack rows into batches of like size, as few as the device takes at once; ``concurrent``,
+    about as many as a multiple of the CPU's cores. The same rows give the same batches.
 
     Where memory has run out before, the agent's batches stay as small as they then became.
     """
@@ -54,8 +54,8 @@ def micro_batches(
 
 
 def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Rows that go together, with at most so many tokens, or one completion; or one row alone of
-    some more (``ALONE``), as each of its parts would read its prompt again."""
+    """Group rows that go together, with at most so many tokens, or one completion; or one row
+    alone of some more (``ALONE``), as each of its parts would read its prompt again."""
     shared = _shared(agent)
     binding = most == token_budget(agent) and not agent.micro_batch_tokens
     alone = ALONE[_kind(agent)] * most if binding else most
@@ -64,12 +64,12 @@ def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def _shared(agent: Agent) -> bool:
-    """Whether updates compute what siblings have in common once."""
+    """Return whether updates compute what siblings have in common once."""
     return agent.fast is not None and agent.fast.learning
 
 
 def _sizes(agent: Agent, rows: Sequence[Row]) -> list[int]:
-    """Tokens of each row, as the agent's memory counts them."""
+    """Count the tokens of each row, as the agent's memory counts them."""
     return [computed(row) if _shared(agent) else row.length for row in rows]
 
 
@@ -88,14 +88,14 @@ def _kind(agent: Agent) -> str:
 
 
 def tokens_at_once(kind: str, activations: float, memory: int | None = None) -> int:
-    """Of a micro-batch on this kind of device; ``activations``: bytes that a token leaves;
-    ``memory``: bytes of a GPU in all."""
+    """Return the tokens of a micro-batch on this kind of device; ``activations``: bytes that a
+    token leaves; ``memory``: bytes of a GPU in all."""
     most = ACTIVATION_BYTES[kind] if memory is None else memory // 8
     return max(256, min(MICRO_BATCH_TOKENS[kind], int(most // activations)))
 
 
 def _activation_bytes(agent: Agent) -> int:
-    """Bytes that one token leaves for the backward pass."""
+    """Return the bytes that one token leaves for the backward pass."""
     config: Any = agent.model.config
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -103,8 +103,8 @@ def _activation_bytes(agent: Agent) -> int:
 
 
 def activations(layers: int, width: int, inner: int) -> int:
-    """About how many numbers one token leaves for the backward pass: some 8 vectors of the hidden
-    width and 3 of the intermediate one in a layer."""
+    """Estimate how many numbers one token leaves for the backward pass: some 8 vectors of the
+    hidden width and 3 of the intermediate one in a layer."""
     return layers * (8 * width + 3 * inner)
 
 
@@ -194,8 +194,8 @@ def _backward_in_threads(
     trained: Sequence[torch.nn.Parameter],
     count: int,
 ) -> list[Done]:
-    """``_backward`` of each batch. Gradients are summed within each worker thread, then thread by
-    thread, so that the sum does not depend on which thread was faster."""
+    """Run ``_backward`` on each batch. Gradients are summed within each worker thread, then
+    thread by thread, so that the sum does not depend on which thread was faster."""
 
     def work(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Done]]:
         sums: list[torch.Tensor | None] = [None] * len(trained)
@@ -221,8 +221,8 @@ def measure_all(
     measure: Callable[[TokenBatch], None],
     concurrent: bool = False,
 ) -> None:
-    """``measure`` every micro-batch of ``accumulate`` without gradients, computed as there to the
-    same bits; ``concurrent`` as there, so that it may be called by several threads."""
+    """Call ``measure`` on every micro-batch of ``accumulate`` without gradients, computed as
+    there to the same bits; ``concurrent`` as there, so that it may be called by several threads."""
 
     def work(own: Sequence[TokenBatch]) -> None:
         with torch.no_grad():  # which holds for a thread
@@ -239,7 +239,8 @@ def _thread_count(
     concurrent: bool,
     trained: Sequence[torch.nn.Parameter] = (),
 ) -> int:
-    """Worker threads for the batches, each of which sums gradients of ``trained`` separately."""
+    """Count the worker threads for the batches, each of which sums gradients of ``trained``
+    separately."""
     if not concurrent:
         return 1
     gradient = 4 * sum(parameter.numel() for parameter in trained)  # bytes, as sums are float32
@@ -253,7 +254,7 @@ def _in_threads(
     work: Callable[[Sequence[TokenBatch]], S],
     count: int,
 ) -> list[S]:
-    """``count`` worker threads, each on every ``count``-th batch, with the caller's adapter."""
+    """Run ``count`` worker threads, each on every ``count``-th batch, with the caller's adapter."""
     router = agent.router
     adapter = None if router is None else router.adapter
 
@@ -271,7 +272,7 @@ def _plus(sum_: torch.Tensor | None, term: torch.Tensor | None) -> torch.Tensor 
 
 
 def _check_finite(batches: Sequence[TokenBatch], done_B: Sequence[Done]) -> None:
-    """Raises NonFiniteError with the first batch whose loss or gradient is not finite."""
+    """Raise NonFiniteError with the first batch whose loss or gradient is not finite."""
     if not done_B:
         return
     device = done_B[0].loss.device

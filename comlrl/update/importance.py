@@ -65,7 +65,7 @@ class ImportanceWeightedSampler:
         return self.weighted(requests_N, self.sampler.sample(requests_N, sampling), sampling)
 
     def present(self) -> AsyncSampler:
-        """What samples as it is asked; ``weighted`` is for when all is there."""
+        """Return the asynchronous sampler; call ``weighted`` once all its completions are there."""
         assert isinstance(self.sampler, ServedSampler)
         return self.sampler.present()
 
@@ -75,7 +75,7 @@ class ImportanceWeightedSampler:
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """Completions of these requests, with their weights c(y)."""
+        """Return the completions of these requests with their weights c(y)."""
         if sampling.temperature == 0:  # a baseline's, which nothing learns from
             return [list(groups) for groups in groups_N]
         return [
@@ -86,8 +86,8 @@ class ImportanceWeightedSampler:
         ]
 
     def weigh(self, trees: Sequence[Tree], sampling: Sampling) -> list[Tree]:
-        """Trees that were drawn by older weights, with the weights c(y) of their completions. A
-        collective call where models are split."""
+        """Weigh trees that were drawn by older weights: return them with the weights c(y) of
+        their completions. A collective call where models are split."""
         weighted_N = []
         for agent in range(max((tree.num_agents for tree in trees), default=0)):
             turns = [
@@ -115,16 +115,16 @@ class ImportanceWeightedSampler:
         self.whole.absorb(sums)
 
     def state(self) -> dict[str, Any]:
-        """What ``metrics`` has to know of completed steps; alike on all processes."""
+        """Return what ``metrics`` has to know of completed steps; alike on all processes."""
         return {"sums": dict(self.whole.of), "maxima": dict(self.whole.maxima)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state`` gave; nothing, where an older checkpoint has none."""
+        """Load what ``state`` returned; nothing, where an older checkpoint has none."""
         self.whole = Sums(**state.get("sums", {}))
         self.whole.reach(**state.get("maxima", {}))
 
     def metrics(self) -> dict[str, float]:
-        """Of what was sampled since they were last asked for. A collective call."""
+        """Return metrics of what was sampled since the last call. A collective call."""
         self.collect()
         sums, self.whole = self.whole, Sums()
         count = sums.of.pop("completions", 0)
@@ -147,8 +147,8 @@ class ImportanceWeightedSampler:
         *,
         older: bool = False,
     ) -> list[tuple[Completion, ...]]:
-        """An agent's completions with their weights. ``older``: drawn by weights from before an
-        update."""
+        """Return an agent's completions with their weights. ``older``: drawn by weights from
+        before an update."""
         if not prompts:
             return []
         numbers, logprob = itertools.count(), PerToken()

@@ -14,7 +14,7 @@ class KLCoefficient:
         self.section, self.value = section, section.kl_coef
 
     def adapt(self, kl: float, joint_actions: int) -> None:
-        """kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon)."""
+        """Update kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon)."""
         assert self.section.kl_target is not None
         error = max(-0.2, min(0.2, kl / self.section.kl_target - 1))
         self.value *= 1 + error * joint_actions / self.section.kl_horizon

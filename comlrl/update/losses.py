@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def policy_gradient(logprob_A: torch.Tensor, weight_A: torch.Tensor) -> torch.Tensor:
-    """L = −Σ_a w_a · log π(a).
+    """Compute L = −Σ_a w_a · log π(a).
 
     With w = Â_ig · w_t / (G · |nodes|) on each token of agent i's completion g this is MAGRPO's
     loss (arXiv 2508.04652, without ratio, clip and standard deviation: one update a sample).
@@ -19,8 +19,8 @@ def policy_gradient(logprob_A: torch.Tensor, weight_A: torch.Tensor) -> torch.Te
 
 
 def k3_kl(logprob_A: torch.Tensor, reference_A: torch.Tensor) -> torch.Tensor:
-    """k3 = exp(ρ) − ρ − 1 with ρ = log π_ref(a) − log π(a): an unbiased, non-negative estimate of
-    KL(π ‖ π_ref) for each sampled token (Schulman 2020); shape (A,).
+    """Compute k3 = exp(ρ) − ρ − 1 with ρ = log π_ref(a) − log π(a): an unbiased, non-negative
+    estimate of KL(π ‖ π_ref) for each sampled token (Schulman 2020); shape (A,).
 
     As a loss its gradient is not that of the KL it estimates: ∇k3 = (1 − exp(ρ)) ∇log π, whose
     mean under π is ∇KL(π_ref ‖ π); that of KL(π ‖ π_ref) is the mean of −ρ ∇log π. Both vanish
@@ -34,7 +34,7 @@ def k3_kl(logprob_A: torch.Tensor, reference_A: torch.Tensor) -> torch.Tensor:
 def clipped_policy(
     logprob_A: torch.Tensor, old_A: torch.Tensor, advantage_A: torch.Tensor, clip_range: float
 ) -> torch.Tensor:
-    """PPO's clipped surrogate (arXiv 1707.06347, eq. 7), negated, for each token:
+    """Compute PPO's clipped surrogate (arXiv 1707.06347, eq. 7), negated, for each token:
 
     −min(ρ Â, clip(ρ, 1 − ε, 1 + ε) Â),   ρ = exp(log π − log π_old); shape (A,)
     """
@@ -49,7 +49,7 @@ def clipped_value(
     return_A: torch.Tensor,
     clip_range: float | None,
 ) -> torch.Tensor:
-    """½ max((V − R)², (V_clip − R)²), V_clip = V_old + clip(V − V_old, ±ε); shape (A,).
+    """Compute ½ max((V − R)², (V_clip − R)²), V_clip = V_old + clip(V − V_old, ±ε); shape (A,).
 
     ``clip_range`` None: ½ (V − R)².
     """
@@ -66,7 +66,7 @@ def joint_dpo(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """Agent i's loss on each of P joint preference pairs:
+    """Compute agent i's loss on each of P joint preference pairs:
 
         L_i = −(1 − s) log σ(z) − s log σ(−z),   z = β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j))
 
@@ -77,7 +77,8 @@ def joint_dpo(
 
 
 def latent_entropy(sigma_SNK: torch.Tensor) -> torch.Tensor:
-    """SHPPO's L_e (arXiv 2404.03869): the entropy of N(μ_i, diag σ_i²), mean over the agents:
+    """Compute SHPPO's L_e (arXiv 2404.03869): the entropy of N(μ_i, diag σ_i²), mean over the
+    agents:
 
     (1/N) Σ_i Σ_k ½ log(2πe σ_ik²); shape (S,), nats
     """
@@ -88,7 +89,7 @@ def latent_entropy(sigma_SNK: torch.Tensor) -> torch.Tensor:
 def latent_logprob(
     latent_SNK: torch.Tensor, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
 ) -> torch.Tensor:
-    """log N(l_i; μ_i, diag σ_i²) of each agent's latent; shape (S, N).
+    """Compute log N(l_i; μ_i, diag σ_i²) of each agent's latent; shape (S, N).
 
     −Σ_k [½ ((l_ik − μ_ik) / σ_ik)² + log σ_ik + ½ log 2π]
     """
@@ -97,13 +98,14 @@ def latent_logprob(
 
 
 def latent_distances(latent_SNK: torch.Tensor) -> torch.Tensor:
-    """1 − cos(l_i, l_j) of each pair i < j of agents; shape (S, N(N−1)/2), empty for one agent."""
+    """Compute 1 − cos(l_i, l_j) of each pair i < j of agents; shape (S, N(N−1)/2), empty for one
+    agent."""
     first, second = torch.triu_indices(latent_SNK.shape[1], latent_SNK.shape[1], offset=1)
     return 1 - F.cosine_similarity(latent_SNK[:, first], latent_SNK[:, second], dim=-1)
 
 
 def latent_diversity(distance_SP: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """SHPPO's L_d: mean over pairs of (d − low) / (high − low); shape (S,).
+    """Compute SHPPO's L_d: mean over pairs of (d − low) / (high − low); shape (S,).
 
     ``low`` and ``high`` are the batch's extremes, constants of the gradient: otherwise it would
     push distances towards the largest rather than all of them up. 0 for one agent, and where all
@@ -121,7 +123,7 @@ def latent_loss(
     lambda_e: float,
     lambda_d: float,
 ) -> torch.Tensor:
-    """SHPPO's L_latent = −L_v + λ_e L_e − λ_d L_d for each state; shape (S,).
+    """Compute SHPPO's L_latent = −L_v + λ_e L_e − λ_d L_d for each state; shape (S,).
 
     ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's own weights frozen; 0: what is added to another.
     """

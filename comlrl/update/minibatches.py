@@ -17,14 +17,15 @@ class Span:
     end: float
 
     def at(self, done: int, count: int) -> float:
-        """The progress before the next of a step's ``count`` updates, ``done`` of them made."""
+        """Return the progress before the next of a step's ``count`` updates, ``done`` of them
+        made."""
         return self.start + (self.end - self.start) * done / count
 
 
 def minibatches(
     states_B: Sequence[int], size: int | None, key: tuple, processes: Processes
 ) -> list[list[int]]:
-    """A partition of this process's states in an order that depends on the key alone.
+    """Partition this process's states in an order that depends on the key alone.
 
     ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
     at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
@@ -55,8 +56,8 @@ def passes(
     span: Span,
     processes: Processes,
 ) -> Iterator[Pass]:
-    """The epochs of a step, each with its own ``minibatches``. Epochs that ``target_kl`` leaves
-    out take their part of the schedule with them."""
+    """Return the epochs of a step, each with separate ``minibatches``. Epochs that ``target_kl``
+    leaves out take their part of the schedule with them."""
     for epoch in range(epochs):
         chosen = minibatches(states_B, size, (*key, epoch), processes)
         first, count = epoch * len(chosen), epochs * len(chosen)
@@ -68,8 +69,9 @@ def passes(
 
 
 def like_parts(total: int, size: int | None) -> list[range]:
-    """``range(total)`` in as few parts as hold at most ``size`` each (None: one); none where there
-    is nothing. Sizes differ by 1 at most: 5 at 4 are 3 + 2, and 10 at 3 are 3 + 2 + 3 + 2."""
+    """Split ``range(total)`` into as few parts as hold at most ``size`` each (None: one); none
+    where there is nothing. Sizes differ by 1 at most: 5 at 4 are 3 + 2, and 10 at 3 are 3 + 2 +
+    3 + 2."""
     count = -(-total // (size or max(1, total)))
     ends = [-(-total * i // count) for i in range(1, count + 1)]
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]

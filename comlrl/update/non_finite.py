@@ -13,7 +13,7 @@ from comlrl.types import SamplingSupport, TokenBatch
 
 
 def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
-    """Where it was met, where its batch lies, and what may help."""
+    """Explain where the value was met, where its batch lies, and what may help."""
     who = "" if error.agent is None else f"agent {error.agent}, "
     where = "" if error.batch is None else f"; its batch is in {save_batch(error.batch, folder)}"
     return (
@@ -23,7 +23,7 @@ def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
 
 
 def save_batch(batch: TokenBatch, folder: Path) -> Path:
-    """Keep what produced a non-finite value, for the report of the error."""
+    """Save what produced a non-finite value, for the report of the error."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "non_finite_batch.safetensors"
     save_file(_tensors(batch), str(path))
@@ -31,7 +31,7 @@ def save_batch(batch: TokenBatch, folder: Path) -> Path:
 
 
 def _tensors(values: TokenBatch | SamplingSupport) -> dict[str, torch.Tensor]:
-    """By name; of what truncation left, where it did, too."""
+    """Return the tensors by name, including those of truncation, if any."""
     found: dict[str, torch.Tensor] = {}
     for field in fields(values):
         value = getattr(values, field.name)

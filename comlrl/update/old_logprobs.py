@@ -24,7 +24,8 @@ class OldLogprobs:
         read: Callable[[TokenBatch], ActionLogprobs],
         read_reference: Callable[[Agent, TokenBatch], ActionLogprobs],
     ) -> None:
-        """``read``: under the present policy; ``read_reference``: under the reference."""
+        """Set up the reader. ``read``: under the present policy; ``read_reference``: under the
+        reference."""
         self.team, self.agent, self.read, self.read_reference = team, agent, read, read_reference
         self.policy, self.reference = PerToken(), PerToken()
 
@@ -48,11 +49,12 @@ class OldLogprobs:
         measure_all(self.agent, rows, measure, self.team.run_parallel)
 
     def of_policy(self, batch: TokenBatch, logprob_A: torch.Tensor) -> torch.Tensor:
-        """π_old's, (A,): those of the first pass over these tokens, which ``logprob_A`` may be."""
+        """Return π_old's log-probabilities, (A,): those of the first pass over these tokens,
+        which ``logprob_A`` may be."""
         return self.policy.once(batch, lambda: logprob_A)
 
     def of_reference(self, batch: TokenBatch) -> torch.Tensor:
-        """The reference's, (A,), read once."""
+        """Return the reference's log-probabilities, (A,), read once."""
         return self.reference.once(batch, lambda: self._reference_logprob(batch))
 
     def _reference_logprob(self, batch: TokenBatch) -> torch.Tensor:

@@ -27,13 +27,15 @@ class Schedule:
     0: it is 1 at the first update after the warm-up and comes to its end as the run does."""
 
     def __init__(self, kind: str, warmup: int) -> None:
-        """``kind``: ``constant``, ``linear`` or ``cosine``. ``warmup``: updates."""
+        """Set up the schedule. ``kind``: ``constant``, ``linear`` or ``cosine``. ``warmup``:
+        updates."""
         self.kind, self.warmup = kind, warmup
         self.updates = 0  # made so far
         self.start = 0.0  # progress at the first update after the warm-up
 
     def factor(self, progress: float) -> float:
-        """Of the update to be made; ``progress``: the part of the run, in [0, 1), before it."""
+        """Return the factor of the next update; ``progress``: the part of the run, in [0, 1),
+        before it."""
         if self.updates < self.warmup:
             return (self.updates + 1) / self.warmup
         if self.updates == self.warmup:
@@ -62,8 +64,8 @@ class AgentOptimizer:
         agent: int | None = None,
         processes: Processes,
     ) -> None:
-        """``agent``: whose parameters they are, for the error of a norm that is not finite.
-        ``processes``: over which gradients are summed."""
+        """Set up the optimizer. ``agent``: whose parameters they are, for the error of a norm
+        that is not finite. ``processes``: over which gradients are summed."""
         self.agent, self.processes = agent, processes
         self.parameters = list(parameters)
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
@@ -83,7 +85,7 @@ class AgentOptimizer:
             parameter.grad = None
 
     def step(self, progress: float) -> float:
-        """Sum gradients over processes, clip, step; returns the norm before clipping.
+        """Sum gradients over processes, clip and step; return the norm before clipping.
 
         ``progress``: the part of the run, 0 to 1, that lies before this update. Raises
         NonFiniteError, with the weights untouched, where the norm is not finite.
@@ -109,7 +111,8 @@ class AgentOptimizer:
 
     @contextlib.contextmanager
     def _masters(self) -> Iterator[None]:
-        """Inside, the masters have the gradients; afterwards the weights are rounded from them."""
+        """Give the masters the gradients inside the context; round the weights from the masters
+        afterwards."""
         if not self.mastered:  # what the first update starts from may have come from a file
             for parameter, master in self._pairs:
                 master.copy_(parameter.detach())
@@ -160,7 +163,7 @@ class AgentOptimizer:
 
 
 def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter, or its master, whose values are set by the first update."""
+    """Return the parameter, or its master, whose values are set by the first update."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
     # Micro-batches are summed in float32, where this torch can and FSDP does not set gradients.
@@ -177,7 +180,7 @@ def optimizer_of(
     *,
     processes: Processes,
 ) -> AgentOptimizer:
-    """An optimizer with the clip and the schedule of an algorithm's section."""
+    """Build an optimizer with the clip and the schedule of an algorithm's section."""
     return AgentOptimizer(
         list(parameters),
         learning_rate,
@@ -190,6 +193,6 @@ def optimizer_of(
 
 
 def policy_optimizer(section: CommonConfig, team: Team, index: int) -> AgentOptimizer:
-    """Of what an agent's policy trains."""
+    """Build an optimizer of what an agent's policy trains."""
     parameters, processes = team.agents[index].parameters(), team.processes
     return optimizer_of(section, parameters, section.learning_rate, index, processes=processes)

@@ -24,27 +24,28 @@ class PerToken:
         self.of_completion.update(zip(numbers.tolist(), parts, strict=True))
 
     def get(self, batch: TokenBatch) -> torch.Tensor:
-        """(A,), in the batch's order of actions."""
+        """Return the values, (A,), in the batch's order of actions."""
         return self.at(completions(batch))
 
     def at(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Those of these completions, one after the other."""
+        """Return the values of these completions, one after the other."""
         return torch.cat([self.of_completion[number] for number in numbers])
 
     def once(self, batch: TokenBatch, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """``get``; tokens that have no value yet get that of ``make``, which is stored."""
+        """Return the values as ``get`` does; tokens that have none yet get that of ``make``,
+        which is stored."""
         numbers = set(batch.completion_RL[batch.action_mask_RL].tolist())
         if not numbers <= self.of_completion.keys():
             self.put(batch, make())
         return self.get(batch)
 
     def flat(self) -> torch.Tensor:
-        """All of them, by the completions' numbers."""
+        """Return all values, by the completions' numbers."""
         parts = [self.of_completion[number] for number in sorted(self.of_completion)]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def like(self, flat: torch.Tensor) -> PerToken:
-        """Other numbers for the same tokens, in the order of ``flat()``."""
+        """Return other numbers for the same tokens, in the order of ``flat()``."""
         other, numbers = PerToken(), sorted(self.of_completion)
         parts = flat.split([len(self.of_completion[number]) for number in numbers])
         other.of_completion = dict(zip(numbers, parts, strict=True))
@@ -52,7 +53,7 @@ class PerToken:
 
 
 def completions(batch: TokenBatch) -> list[int]:
-    """The numbers of a batch's completions, in the order of its actions."""
+    """Return the numbers of a batch's completions, in the order of its actions."""
     return torch.unique_consecutive(batch.completion_RL[batch.action_mask_RL]).tolist()
 
 
@@ -66,8 +67,8 @@ def advantages_of(
     discount: float,
     gae_lambda: float,
 ) -> tuple[PerToken, PerToken]:
-    """GAE along chains of completions, over their tokens or, where each has one value, over turns;
-    advantages, and returns A + V.
+    """Compute GAE along chains of completions, over their tokens or, where each has one value, over
+    turns; return the advantages, and A + V.
 
     A turn's ``reward`` (of the completion's number) comes with its last token; ``penalty`` is taken
     off at every token. γ is ``gamma_token`` within a turn and ``discount``, once, between a turn's

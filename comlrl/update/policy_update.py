@@ -45,8 +45,8 @@ class PolicyUpdate:
         read_reference: Callable[[Agent, TokenBatch], ActionLogprobs],
         kl_in_loss: float = 0.0,
     ) -> None:
-        """``read``: log-probabilities under the present policy; ``read_reference``: under the
-        reference. ``kl_in_loss``: weight of the k3 term."""
+        """Set up the update. ``read``: log-probabilities under the present policy;
+        ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
         self.read, self.kl_in_loss = read, kl_in_loss
         self.old, self.advantage = OldLogprobs(team, agent, read, read_reference), PerToken()
@@ -56,14 +56,14 @@ class PolicyUpdate:
         minibatches: Sequence[Sequence[Row]],
         also: Callable[[TokenBatch, ActionLogprobs], None] | None = None,
     ) -> None:
-        """Old log-probabilities and the reference's, on these minibatches of the first epoch's own
-        tensors. What is not measured here is read by its own first pass, which must be the first
-        of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
+        """Measure old log-probabilities and the reference's, on the tensors of these minibatches
+        of the first epoch. What is not measured here is read by its first pass, which must be
+        the first of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
         for rows in minibatches:
             self.old.measure(rows, reference=self.section.kl_coef > 0, also=also)
 
     def before(self) -> dict[str, float]:
-        """What the log wants of the policy before its update, once all of it has been read."""
+        """Return what is logged of the policy before its update, once all of it has been read."""
         old, processes, metrics = self.old.policy.flat(), self.team.processes, dict[str, float]()
         if self.section.entropy_coef == 0:
             metrics["entropy"] = -moments(old, processes)[1]
@@ -72,7 +72,7 @@ class PolicyUpdate:
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
-        """Each completion takes an advantage for each of its tokens, or one for all of them."""
+        """Give each completion an advantage for each of its tokens, or one for all of them."""
         for row in rows:
             for number, tokens in zip(row.indices, row.chosen, strict=True):
                 own = advantage.of_completion[number].to(self.agent.device)
@@ -86,8 +86,8 @@ class PolicyUpdate:
         progress: float,
         loss: TokenLoss | None = None,
     ) -> float:
-        """One step of the optimizers on the mean over these rows' tokens; the first one's gradient
-        norm, unclipped. ``loss``: in the place of ``PolicyUpdate.loss``."""
+        """Make one step of the optimizers on the mean over these rows' tokens; return the first
+        one's gradient norm, unclipped. ``loss``: in the place of ``PolicyUpdate.loss``."""
         tokens = int(self.team.processes.total(sum(sum(row.chosen) for row in rows)))
         self.gradients(rows, optimizers, tokens, sums, loss)
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
@@ -101,8 +101,8 @@ class PolicyUpdate:
         sums: Sums,
         loss: TokenLoss | None = None,
     ) -> None:
-        """∇L over these rows, into the parameters of the optimizers. ``denominator``: D; ``loss``:
-        in the place of ``PolicyUpdate.loss``."""
+        """Add ∇L over these rows to the parameters of the optimizers. ``denominator``: D;
+        ``loss``: in the place of ``PolicyUpdate.loss``."""
 
         def batch_loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             of_batch = Sums()
@@ -122,7 +122,8 @@ class PolicyUpdate:
         )
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """The policy's loss for each token, (A,); sums for the log are added to ``sums``."""
+        """Compute the policy's loss for each token, (A,); sums for the log are added to
+        ``sums``."""
         section, logprob_A = self.section, policy.logprob_A
         advantage_A = self.advantage.get(batch).to(logprob_A)
         if section.takes_ratios:
@@ -146,7 +147,7 @@ class PolicyUpdate:
 
 @torch.no_grad()
 def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) -> Sums:
-    """What the log wants of importance ratios: how many are clipped, KL(old ‖ new), the largest."""
+    """Sum what is logged of importance ratios: how many are clipped, KL(old ‖ new), the largest."""
     ratio_A = (logprob_A - old_A).exp()
     sums = Sums(
         clip_fraction=((ratio_A - 1).abs() > clip_range).float(),
@@ -163,7 +164,7 @@ def run_epochs(
     update: Callable[[list[int], Sums, float], float],
     after: Callable[[Pass], Mapping[str, float]] = lambda one: {},
 ) -> dict[str, float]:
-    """Every minibatch of every pass, until an epoch's mean KL(old ‖ new) exceeds ``target_kl``.
+    """Run every minibatch of every pass, until an epoch's mean KL(old ‖ new) exceeds ``target_kl``.
 
     ``update``: states, sums for the log, progress → the gradient's norm. ``after``: what follows
     the minibatches of a pass. Returns what the log wants; ``updates`` among it.

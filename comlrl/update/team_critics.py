@@ -37,8 +37,8 @@ class TeamCritics:
         seed: int,
         returns_by_agent: bool,
     ) -> None:
-        """``language_team``: the language models of ``critic_model``, one for each critic.
-        ``returns_by_agent``: a centralized critic has a head for each agent."""
+        """Set up the critics. ``language_team``: the language models of ``critic_model``, one
+        for each critic. ``returns_by_agent``: a centralized critic has a head for each agent."""
         self.section, self.team, self.language_team = section, team, language_team
         self.centralized = section.critic == "centralized"
         heads = section.num_agents if self.centralized and returns_by_agent else 1
@@ -65,21 +65,22 @@ class TeamCritics:
         return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
 
     def parts(self) -> Mapping[str, Critic | AgentOptimizer]:
-        """What a checkpoint holds."""
+        """Return what a checkpoint holds."""
         networks = {f"critic_{i}": network for i, network in enumerate(self.networks)}
         return networks | {f"critic_optimizer_{i}": o for i, o in enumerate(self.optimizers)}
 
     def acting(self, index: int) -> Sequence[int]:
-        """The agents that act by a policy, or of whom an independent critic is."""
+        """Return the agents that act by a policy, or of whom an independent critic is."""
         agents = range(self.section.num_agents)
         return agents if self.section.shared_policy else agents[index : index + 1]
 
     def credited(self, index: int) -> Sequence[int]:
-        """The agents whom a critic credits."""
+        """Return the agents whom a critic credits."""
         return range(self.section.num_agents) if self.centralized else self.acting(index)
 
     def values(self, decisions: Decisions) -> list[StepValues]:
-        """Each critic's values of the step, and what it reads where it has its own passes."""
+        """Return each critic's values of the step, and what it reads where it has separate
+        passes."""
         seen_PD = None
         if self.section.granularity == "turn" and self.language_team is None:
             seen_PD = self._observations(decisions)
@@ -97,7 +98,7 @@ class TeamCritics:
     def learn(
         self, values: Sequence[StepValues], epochs: Callable[[], Iterator[Pass]]
     ) -> list[dict[str, float]]:
-        """The passes of critics that have their own; what the log wants of each."""
+        """Run the passes of critics that have separate ones; return what is logged of each."""
         metrics = [{"explained_variance": own.explained_variance()} for own in values]
         for own, of_critic, optimizer in zip(values, metrics, self.optimizers, strict=True):
             if own.reader is not None and self.team.processes.total(own.count) > 0:
@@ -107,7 +108,8 @@ class TeamCritics:
     def _reader(
         self, index: int, decisions: Decisions, seen_PD: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
-        """What a critic with its own passes reads; None: it is a head in the policy's passes."""
+        """Return what a critic with separate passes reads; None: it is a head in the policy's
+        passes."""
         critic, agents = self.networks[index], self.credited(index)
         if isinstance(critic, LanguageCritic):
             assert self.language_team is not None
@@ -125,8 +127,8 @@ class TeamCritics:
 
     @torch.no_grad()
     def _observations(self, decisions: Decisions) -> torch.Tensor:
-        """What was read for each of the decisions' prompts, as its agent's policy pools it;
-        (P, width)."""
+        """Collect what was read for each of the decisions' prompts, as its agent's policy pools
+        it; (P, width)."""
         prompts = decisions.prompts
         seen_PD = torch.zeros(
             len(prompts), hidden_width(self.team.agents[0]), device=self.team.device

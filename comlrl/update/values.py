@@ -36,10 +36,10 @@ class ValueReader(Protocol):
     """A critic with separate passes over a step's states."""
 
     def measure(self) -> PerToken:
-        """All values, without gradients."""
+        """Compute all values, without gradients."""
 
     def numbers(self, states: Sequence[int]) -> list[int]:
-        """What is valued in these states."""
+        """Return the numbers of what is valued in these states."""
 
     def backward(self, states: Sequence[int], loss: Loss) -> Sums:
         """Add the gradients of a loss on the values of these states."""
@@ -78,7 +78,8 @@ class StepValues:
         reward: Callable[[int], float],
         penalty: PerToken | None,
     ) -> PerToken:
-        """Advantages by GAE along chains of numbers; ``penalty`` is taken off the rewards."""
+        """Compute advantages by GAE along chains of numbers; ``penalty`` is taken off the
+        rewards."""
         if self.reader is not None:
             self.value = self.reader.measure()
         if not self.value.flat().isfinite().all():
@@ -97,21 +98,21 @@ class StepValues:
 
     @property
     def count(self) -> int:
-        """How many values this process has."""
+        """Count the values of this process."""
         return len(self.value.flat())
 
     def explained_variance(self) -> float:
         return explained_variance(self.value.flat(), self.returns.flat(), self.processes)
 
     def shared_loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """The head's loss of each token, in the policy's own pass."""
+        """Compute the head's loss of each token, in the policy's pass."""
         assert self.head is not None
         loss_A = self._loss(completions(batch), self.head(policy.hidden_AD))
         sums.add(value_loss=loss_A)
         return loss_A
 
     def learn(self, optimizer: AgentOptimizer, epochs: Iterable[Pass]) -> float:
-        """The reader's own passes over minibatches of states; the mean loss of a value."""
+        """Run the reader's passes over minibatches of states; return the mean loss of a value."""
         total, count = 0.0, 0
         try:
             for one in epochs:
@@ -125,8 +126,8 @@ class StepValues:
     def descend(
         self, optimizer: AgentOptimizer, states: Sequence[int], progress: float
     ) -> tuple[float, int]:
-        """One optimizer step on the mean loss over a minibatch of states; the sum of the losses
-        over all processes, and of how many values."""
+        """Make one optimizer step on the mean loss over a minibatch of states; return the sum of
+        the losses over all processes, and of how many values."""
         assert self.reader is not None
         optimizer.zero()
         own = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
@@ -155,7 +156,8 @@ class PooledReader:
         seen_PD: torch.Tensor,
         views_S: Sequence[Sequence[View]],
     ) -> None:
-        """``seen_PD``: of each of the decisions' ``prompts``. ``views_S``: of each state."""
+        """Set up the reader. ``seen_PD``: of each of the decisions' ``prompts``. ``views_S``: of
+        each state."""
         self.critic, self.decisions, self.seen_PD = critic, decisions, seen_PD
         sizes = {len(view.read) for views in views_S for view in views}
         self.most, self.alike = max(sizes, default=0), len(sizes) < 2
@@ -210,7 +212,7 @@ class LanguageReader:
         decisions: Decisions,
         rows_S: Sequence[Sequence[Row]],
     ) -> None:
-        """``team``: of the critics. ``rows_S``: of each state, numbered."""
+        """Set up the reader. ``team``: of the critics. ``rows_S``: of each state, numbered."""
         self.critic, self.team, self.rows_S = critic, team, rows_S
         agents = [decision.agent for decision in decisions.numbered]
         self.agent_D = torch.tensor(agents, dtype=torch.long)
@@ -247,9 +249,9 @@ class LanguageReader:
 def history_rows(
     critic: Agent, decisions: Decisions, views_S: Sequence[Sequence[View]]
 ) -> list[list[Row]]:
-    """What a language model reads for one value of each turn: for each state and view the
-    histories, one after the other, and a token for each decision to be valued, which is
-    chosen where they end. Where histories are too long for the model their last tokens are read.
+    """Build what a language model reads for one value of each turn: for each state and view the
+    histories, one after the other, and a token for each decision to be valued, which is chosen
+    where they end. Where histories are too long for the model their last tokens are read.
     """
     rows_S = []
     for views in views_S:

@@ -18,14 +18,15 @@ T = TypeVar("T")
 
 
 def worker_threads(device: torch.device) -> int:
-    """How many pieces run at once."""
+    """Return how many jobs run at once."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 
 def run_parallel(
     jobs: Sequence[Callable[[], T]], device: torch.device, allowed: bool = True
 ) -> list[T]:
-    """Results of the jobs, in order. A job's error is raised when those beside it have ended.
+    """Run the jobs and return their results, in order. A job's error is raised when those beside it
+    have ended.
 
     As many at once as there are cores; what is then left over shares all of them. ``allowed``
     false: one after the other, as they share what only one can use.

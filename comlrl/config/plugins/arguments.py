@@ -19,7 +19,7 @@ def keywords(
     offered: Mapping[str, Any],
     section: str,
 ) -> dict[str, Any]:
-    """``arguments``, and what is ``offered`` to parameters of its names.
+    """Return ``arguments``, and what is ``offered`` to parameters of its names.
 
     Args:
         cls: a class, or what makes an object.
@@ -50,7 +50,8 @@ def keywords(
 
 
 def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name, with their annotations resolved where they can be."""
+    """Return the parameters that can be given by name, with their annotations resolved where
+    possible."""
     try:
         signature = inspect.signature(cls)
     except ValueError:  # written in another language

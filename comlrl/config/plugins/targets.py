@@ -41,8 +41,8 @@ class Target:
 
     @contextlib.contextmanager
     def calling(self, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """What the user's code raises, except ``passing``, becomes a TargetError that names the
-        place in their code."""
+        """Turn what the user's code raises, except ``passing``, into a TargetError that names
+        the place in their code."""
         try:
             yield
         except passing:
@@ -130,7 +130,7 @@ def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
 def check_methods(
     target: Target, protocol: type, methods: Iterable[str], *, inherited: bool = False
 ) -> None:
-    """Raises UserError where ``target.found``, a class or an object, lacks a method or has one
+    """Raise UserError where ``target.found``, a class or an object, lacks a method or has one
     of other arguments than ``protocol`` says.
 
     What is inherited from ``protocol`` itself, which only says what it is for, is lacking, unless
@@ -163,7 +163,7 @@ def _class(found: Any) -> type:
 
 
 def near(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
+    """Return a hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
     known = list(known)
     close = difflib.get_close_matches(name, known, 1, 0.5)
     return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(known) or "none")
