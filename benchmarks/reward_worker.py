@@ -28,7 +28,7 @@ def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:
     """Return a configuration of MAGRPO, and its work with prompts for the models that it names."""
     given = command_line.parse_arguments("magrpo", ["--config", file, "--override", *overrides])
     config, work, _ = command_line.resolve("magrpo", given)
-    return config, work.read_by([agent.encoder.chats for agent in agents_at_hand(config, [])])
+    return config, work.read_by([agent.encoder for agent in agents_at_hand(config, [])])
 
 
 def main() -> None:

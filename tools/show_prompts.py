@@ -64,7 +64,7 @@ def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
         given += ["--num-agents", str(len(options.completions[0]))]
     plan = evaluation_plan.make_plan(evaluation_plan.parse_arguments(given))
     agents = agents_at_hand(plan.config, [])
-    return plan.config, plan.work.read_by([agent.encoder.chats for agent in agents])
+    return plan.config, plan.work.read_by([agent.encoder for agent in agents])
 
 
 def find_task(tasks: Sequence[Task], wanted: str) -> Task:

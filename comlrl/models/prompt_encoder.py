@@ -205,6 +205,17 @@ class PromptEncoder:
             ) from error
 
     @cached_property
+    def opens_thought(self) -> bool:
+        """Whether the chat template begins each answer with an open thought (``<think>``)."""
+        if not self.chats:
+            return False
+        try:
+            prompt = self._templated([Message("user", "a")])
+        except UserError:
+            return False
+        return re.search(r"<[^\w/]?think(?:ing)?[^\w/]?>\s*$", prompt) is not None
+
+    @cached_property
     def _shows_tools(self) -> bool:
         """Whether the chat template has a place for what a tool returns."""
         returned = "x7returned7x"

@@ -25,6 +25,8 @@ class Prompts:
             ``revision`` and ``prefill``, in the place of the domain's; ``style``: the domain's
             words that they replace.
         chats_N: whether each agent's model has a chat template; empty: none has.
+        thinks_N: whether each agent's prompts end within a thought that the template opens, where
+            the domain's ``prefill`` is left out; empty: no agent's do.
 
     Raises UserError for a style that the domain does not have.
     """
@@ -34,8 +36,10 @@ class Prompts:
         domain: Domain,
         own: Mapping[str, str] | None = None,
         chats_N: Sequence[bool] = (),
+        thinks_N: Sequence[bool] = (),
     ) -> None:
         self.own, self.chats_N = dict(own or {}), tuple(chats_N)
+        self.thinks_N = tuple(thinks_N)
         style = self.own.pop(STYLE, "usual")
         styles = {"usual": domain, **domain.styles()}
         if style not in styles:
@@ -100,7 +104,8 @@ class Prompts:
 
     def prefill(self, task: Task, agent: int, num_agents: int) -> str:
         """Return the start of each of an agent's answers: it reads this last and continues it."""
-        template = self.own.get(PREFILL, self.worded(agent).prefill)
+        thinks = agent < len(self.thinks_N) and self.thinks_N[agent]
+        template = self.own.get(PREFILL, "" if thinks else self.worded(agent).prefill)
         return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:

@@ -11,13 +11,18 @@ from transformers import AutoTokenizer
 from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team, load_encoder
 from comlrl.models.prompt_encoder import PromptEncoder
+from comlrl.tasks.prompts import Prompts
 from comlrl.types import Message
 from tests.support import tiny_tokenizers as tokenizers
 from tests.support.tiny_models import CHAT, EOS, config, folder, tokenizer
 from tests.support.tiny_tokenizers import CHATML, GEMMA, LLAMA3, MISTRAL
 from trainers.launch.checks.at_hand import agents_at_hand
+from trainers.launch.commands import command_line
+
+QUICKSTART = Path(__file__).parents[3] / "configs/magrpo_quickstart.yaml"
 
 USER = (Message("user", "abc"),)
+THINKS = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 
 
 def encoder(template: str | None, eos: str, *special: str, **settings) -> PromptEncoder:
@@ -101,3 +106,37 @@ def test_arguments_reach_the_template():
     template = "{% if thinking %}<t>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
     made = encoder(template, "<eos>", template_arguments={"thinking": True})
     assert made.tokenizer.decode(made.encode(USER)) == "<t>abc"
+
+
+@pytest.mark.parametrize(
+    ("template", "opens"),
+    [
+        (CHATML, False),
+        (THINKS, True),
+        (THINKS.replace("<think>\n", "<|think|>"), True),
+        (THINKS.replace("<think>\n", "<think>\n\n</think>\n\n"), False),
+    ],
+)
+def test_answers_are_not_begun_within_an_open_thought(template, opens, capsys) -> None:
+    reader = encoder(template, "<|im_end|>", "<|im_start|>", "<|im_end|>")
+    assert reader.opens_thought is opens
+    _, work, _ = command_line.resolve(
+        "magrpo",
+        command_line.parse_arguments(
+            "magrpo", ["--config", str(QUICKSTART), "--override", "prompts.style=dividing"]
+        ),
+    )
+    row = {
+        "prompt": "def f(x):\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        "entry_point": "f",
+    }
+    task = work.domain.task("T/0", row)
+    capsys.readouterr()
+    prompts = work.read_by([reader, reader]).prompts
+    assert ("opens a thought" in capsys.readouterr().err) is opens
+    (*_, last) = prompts.first_N(task, 2)[1]
+    assert (prompts.prefill(task, 1, 2) == "") is opens
+    assert (last.role == "user") is opens
+    mine = Prompts(work.domain, {"prefill": "</think>def"}, [True], [True])
+    assert mine.prefill(task, 0, 2) == "</think>def"

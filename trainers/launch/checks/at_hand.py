@@ -153,7 +153,7 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
 def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:
     """Check that every row's first prompts leave room for a completion, unless ``on_bad_row:
     skip``."""
-    read = work.read_by([agent.encoder.chats for agent in agents])
+    read = work.read_by([agent.encoder for agent in agents])
     length = context_length(config, min(agent.positions for agent in agents))
     drawn = sampling(config, work.roles)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import external
 from comlrl.config.plugins.arguments import keywords
@@ -27,6 +27,9 @@ from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
 from comlrl.tasks.prompts import PREFILL, REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
 from rewards.arena.games import ARENA
+
+if TYPE_CHECKING:
+    from comlrl.models.prompt_encoder import PromptEncoder
 
 BUILTIN = ("code", "writing", *ARENA)
 OPTIONAL = ("for_evaluation", "close")  # checked in a user's reward if it has them
@@ -54,10 +57,19 @@ class Work:
     def domain(self) -> Domain:
         return self.prompts.domain
 
-    def read_by(self, chats_N: Sequence[bool]) -> Work:
-        """Return this work with prompts for these readers: whether each agent's model has a chat
-        template."""
-        return dataclasses.replace(self, prompts=Prompts(self.domain, self.prompts.own, chats_N))
+    def read_by(self, encoder_N: Sequence[PromptEncoder]) -> Work:
+        """Return this work with prompts for the agents' models."""
+        chats_N = [encoder.chats for encoder in encoder_N]
+        thinks_N = [encoder.opens_thought for encoder in encoder_N]
+        prompts = Prompts(self.domain, self.prompts.own, chats_N, thinks_N)
+        for agent, thinks in enumerate(thinks_N):
+            if thinks and prompts.worded(agent).prefill and PREFILL not in prompts.own:
+                notice(
+                    f"agent {agent}'s chat template opens a thought: its answers are not begun "
+                    "for it; prompts.prefill can close the thought and begin them"
+                )
+                break
+        return dataclasses.replace(self, prompts=prompts)
 
     def build_reward(self) -> Reward:
         """Build the reward, its workers started lazily. Raise what its class raises."""
