@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.commands.arena import main
+from comlrl.trainers.launch.commands.arena import main
 
 if __name__ == "__main__":
     sys.exit(main())

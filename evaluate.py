@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.commands.evaluate import main
+from comlrl.trainers.launch.commands.evaluate import main
 
 if __name__ == "__main__":
     sys.exit(main())

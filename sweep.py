@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from trainers.launch.commands.sweep import main
+from comlrl.trainers.launch.commands.sweep import main
 
 if __name__ == "__main__":
     sys.exit(main())

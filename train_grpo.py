@@ -6,12 +6,12 @@ import sys
 
 from comlrl.config.algorithms import GRPOConfig
 from comlrl.loop.parts import Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run
 
 
 def build(run: Run[GRPOConfig]) -> Trainer:
-    from trainers.grpo import GRPOTrainer
+    from comlrl.trainers.grpo import GRPOTrainer
 
     return GRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
 

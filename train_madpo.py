@@ -6,13 +6,13 @@ import sys
 
 from comlrl.config.algorithms import MADPOConfig
 from comlrl.loop.parts import Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run
-from trainers.launch.wiring.labelling import build_collector
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run
+from comlrl.trainers.launch.wiring.labelling import build_collector
 
 
 def build(run: Run[MADPOConfig]) -> Trainer:
-    from trainers.madpo import MADPOTrainer
+    from comlrl.trainers.madpo import MADPOTrainer
 
     return MADPOTrainer(run.section, run.team, run.loop, run.sampling, build_collector(run))
 

@@ -6,12 +6,12 @@ import sys
 
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.loop.parts import Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run
 
 
 def build(run: Run[MAGRPOConfig]) -> Trainer:
-    from trainers.magrpo import MAGRPOTrainer
+    from comlrl.trainers.magrpo import MAGRPOTrainer
 
     return MAGRPOTrainer(run.section, run.team, run.rollout, run.loop, run.sampling)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Algorithm, Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
-from trainers.launch.wiring.labelling import build_collector
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
+from comlrl.trainers.launch.wiring.labelling import build_collector
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def build(run: Run[MARLHFConfig]) -> Trainer:
     from comlrl.preferences.reward_model import ModelReward
-    from trainers.marlhf import MARLHFTrainer
+    from comlrl.trainers.marlhf import MARLHFTrainer
 
     reward = ModelReward(run.reward, run.rollout.prompts)
     return MARLHFTrainer(
@@ -35,8 +35,8 @@ def build(run: Run[MARLHFConfig]) -> Trainer:
 
 def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any]:
     """Return the trainer that ``rl_algorithm`` names, on a rollout scored by the reward model."""
-    from trainers.magrpo import MAGRPOTrainer
-    from trainers.ppo import PPOTrainer
+    from comlrl.trainers.magrpo import MAGRPOTrainer
+    from comlrl.trainers.ppo import PPOTrainer
 
     section = run.config.online
     rollout = build_rollout(run.config, run.work, run.rollout.sampler, reward)

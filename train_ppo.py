@@ -6,12 +6,12 @@ import sys
 
 from comlrl.config.algorithms import PPOConfig
 from comlrl.loop.parts import Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run, build_critic_team
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run, build_critic_team
 
 
 def build(run: Run[PPOConfig]) -> Trainer:
-    from trainers.ppo import PPOTrainer
+    from comlrl.trainers.ppo import PPOTrainer
 
     critics = build_critic_team(run.config, run.section, run.team)
     return PPOTrainer(

@@ -6,12 +6,12 @@ import sys
 
 from comlrl.config.algorithms import SHPPOConfig
 from comlrl.loop.parts import Trainer
-from trainers.launch.commands.train import main
-from trainers.launch.wiring.assembly import Run, heterogeneous_policy
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring.assembly import Run, heterogeneous_policy
 
 
 def build(run: Run[SHPPOConfig]) -> Trainer:
-    from trainers.shppo import SHPPOTrainer
+    from comlrl.trainers.shppo import SHPPOTrainer
 
     policy = heterogeneous_policy(run.rollout.sampler)
     assert policy is not None, "SHPPO's section has one"

@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from comlrl.loggers.tables import table  # noqa: E402
 from comlrl.run_files import METRICS, SUMMARY  # noqa: E402
-from loggers.tables import table  # noqa: E402
 
 
 @contextmanager

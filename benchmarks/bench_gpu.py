@@ -31,9 +31,9 @@ from comlrl.models.logprobs import action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums
 from comlrl.rollout.generation import Generator
+from comlrl.trainers.launch.wiring.machine import deterministic
 from comlrl.types import Request, Row, Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
-from trainers.launch.wiring.machine import deterministic
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,

@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
+from comlrl.loggers.tables import table
 from comlrl.loop.interrupts import Signals
 from comlrl.loop.resume import prepare
-from loggers.tables import table
-from trainers.launch.commands import command_line
-from trainers.launch.wiring import allocator as memory
-from trainers.launch.wiring import assembly, machine, task_splits
-from trainers.magrpo import MAGRPOTrainer
+from comlrl.trainers.launch.commands import command_line
+from comlrl.trainers.launch.wiring import allocator as memory
+from comlrl.trainers.launch.wiring import assembly, machine, task_splits
+from comlrl.trainers.magrpo import MAGRPOTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {

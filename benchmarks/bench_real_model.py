@@ -40,8 +40,8 @@ from bench_parts import measure
 from bench_real_shape import ours, peer, show
 from bench_train_step import GENERATIONS, make_peer, peer_job, runner, trained
 
+from comlrl.loggers.tables import table
 from comlrl.models.pretrained import multiplies_bfloat16_fast
-from loggers.tables import table
 
 TASKS, ROWS, PROMPT, NEW = 4, 32, 200, 48
 FAST = multiplies_bfloat16_fast(torch.cpu.get_capabilities())
@@ -73,9 +73,9 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from comlrl.models.pretrained import build_team
+    from comlrl.trainers.launch.commands import command_line
+    from comlrl.trainers.launch.wiring.assembly import build_sampler
     from comlrl.types import Request, Sampling
-    from trainers.launch.commands import command_line
-    from trainers.launch.wiring.assembly import build_sampler
 
     given = ["--config", "configs/magrpo_quickstart.yaml"]
     given += ["--override", f"agent_model.name={folder}", f"agent_model.torch_dtype={PRECISION}"]

@@ -41,10 +41,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import human_eval
 
+from comlrl.rewards.code.joint_program import contribution, join, preamble
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.run_files import METRICS
 from comlrl.types import JointAction, Task
-from rewards.code.joint_program import contribution, join, preamble
-from rewards.code.reward import CodeReward
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"HumanEval/75", "HumanEval/147", "HumanEval/32", "HumanEval/36"}
@@ -129,8 +129,8 @@ def cost(isolation: str, programs: int = 1000) -> None:
 
 def share_of_a_step(steps: int, isolation: str) -> None:
     """Print the reward's share of a quickstart step: the median, minimum and maximum."""
-    from trainers.launch.commands import train as execution
-    from trainers.magrpo import MAGRPOTrainer
+    from comlrl.trainers.launch.commands import train as execution
+    from comlrl.trainers.magrpo import MAGRPOTrainer
 
     spent: list[float] = []  # seconds in ``score``, which a step of one turn calls once
 

@@ -89,8 +89,8 @@ def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrp
 def peer_job(arguments: argparse.Namespace, tasks: int, dtype: str | None = None) -> dict:
     """Return the description that ``peer_runner.py`` reads."""
     sys.path.insert(0, str(ROOT))
+    from comlrl.rewards.code.domain import CODE
     from comlrl.tasks.prompts import Prompts
-    from rewards.code.domain import CODE
 
     lines = (ROOT / "comlrl/builtin/coopmini/train.jsonl").read_text().splitlines()[:tasks]
     rows = [json.loads(line) for line in lines]

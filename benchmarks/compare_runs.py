@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loggers.tables import table
+from comlrl.loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 

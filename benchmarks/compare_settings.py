@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.config.algorithms import SECTIONS
+from comlrl.loggers.tables import table
 from comlrl.run_files import METRICS, SUMMARY
-from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS: dict[str, dict[str, tuple[str, dict[str, object]]]] = {  # name → file, overrides

@@ -46,6 +46,7 @@ from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.decisions import decisions_of
 from comlrl.credit.returns import completion_returns, counterfactuals, joint_returns
 from comlrl.keyed import uniforms
+from comlrl.loggers.tables import table
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
@@ -62,7 +63,6 @@ from comlrl.types import (
     Tree,
 )
 from comlrl.update.per_token import PerToken, advantages_of
-from loggers.tables import table
 
 DIGITS = 9
 MOST_ROWS = 4096  # number rows of the game, where there are more

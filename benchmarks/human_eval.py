@@ -7,9 +7,9 @@ import sys
 
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, report
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.datasets import load_tasks
 from comlrl.types import Task
-from rewards.code.domain import CODE
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

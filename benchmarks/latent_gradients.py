@@ -27,11 +27,11 @@ from comlrl.processes.distributed import Processes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.loggers.tables import table
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
 from comlrl.processes.statistics import standardized
 from comlrl.update.losses import clipped_policy, latent_logprob
-from loggers.tables import table
 
 FIRST = torch.tensor([[1.0, 0, 0], [0, 0, 4], [0, 2, 0]])
 PAYOFF_KAA = torch.stack([FIRST, FIRST.roll(1, 0)])

@@ -20,9 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl import files
+from comlrl.loggers.tables import table
+from comlrl.rewards.code import chat_prompts, prompt_templates
 from comlrl.types import Tree
-from loggers.tables import table
-from rewards.code import chat_prompts, prompt_templates
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES_HELPER = """\
@@ -113,8 +113,8 @@ COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it 
 
 def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return an untrained team's answer to each problem: texts, tokens and reward breakdown."""
-    from trainers.launch.commands import evaluate as command
-    from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
+    from comlrl.trainers.launch.commands import evaluate as command
+    from comlrl.trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 
     helper, main, prefill = WORDINGS[wording]
     stop = ["```"] if prefill else []  # the end of the block that the prefill has opened

@@ -21,10 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from comlrl.files import read_lines
+from comlrl.loggers.report.chart import Chart, Series, smoothed
+from comlrl.loggers.report.pictures import write_curves
+from comlrl.loggers.tables import table
 from comlrl.run_files import METRICS, PREFERENCES
-from loggers.report.chart import Chart, Series, smoothed
-from loggers.report.pictures import write_curves
-from loggers.tables import table
 
 COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it is multiplied by
     "reward": ("reward_mean", 1),

@@ -29,8 +29,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from comlrl.loggers.tables import table
 from comlrl.run_files import SUMMARY
-from loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTARTS = {

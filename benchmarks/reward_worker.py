@@ -17,11 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from comlrl.config.resolved import Config
+from comlrl.trainers.launch.checks.at_hand import agents_at_hand
+from comlrl.trainers.launch.commands import command_line
+from comlrl.trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.wiring.task_splits import load_both_splits
 from comlrl.types import JointAction
-from trainers.launch.checks.at_hand import agents_at_hand
-from trainers.launch.commands import command_line
-from trainers.launch.wiring.resolved_work import Work
-from trainers.launch.wiring.task_splits import load_both_splits
 
 
 def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import human_eval
 
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction, Score, Task
-from rewards.code.reward import CodeReward
 
 AUX = "def aux(*values):\n    return values\n"
 BODIES = (

@@ -17,13 +17,13 @@ from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.targets import Target, check_class, load, near
 from comlrl.config.sections import ExternalConfig
 from comlrl.errors import UserError
+from comlrl.external.plain import Plain
 from comlrl.rollout.checked import CheckedTransition
 from comlrl.types import Domain, Transition
-from external.plain import Plain
 
 if TYPE_CHECKING:
+    from comlrl.external.expert_edits import Fallbacks
     from comlrl.tasks.prompts import Prompts
-    from external.expert_edits import Fallbacks
 
 EXPERT = "expert_edits"
 GENERAL = ("plain", EXPERT)  # modes for every domain
@@ -52,7 +52,7 @@ class Mode:
         """
         given = _given(self.cls, self.settings, prompts)
         if self.name == EXPERT:
-            from external.expert_edits import ExpertEdits
+            from comlrl.external.expert_edits import ExpertEdits
 
             return ExpertEdits(
                 prompts,

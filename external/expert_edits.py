@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
+from comlrl.external.service import ExpertError, Service, provider_of
 from comlrl.quoting import clean, cut
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Transition
-from external.service import ExpertError, Service, provider_of
 
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from comlrl.config.resolved import Config
 from comlrl.files import replace
+from comlrl.loggers.console import ConsoleLogger
+from comlrl.loggers.environment import write_environment
+from comlrl.loggers.episode_log import EpisodeLogger
+from comlrl.loggers.jsonl import JsonlLogger
+from comlrl.loggers.latent_log import LatentLogger
+from comlrl.loggers.samples import SampleLogger
+from comlrl.loggers.views import view_of
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.quoting import one_line
 from comlrl.run_files import DOMAIN, ENVIRONMENT, EPISODES, LATENTS, METRICS, SAMPLES
 from comlrl.types import Domain, RolloutResult
-from loggers.console import ConsoleLogger
-from loggers.environment import write_environment
-from loggers.episode_log import EpisodeLogger
-from loggers.jsonl import JsonlLogger
-from loggers.latent_log import LatentLogger
-from loggers.samples import SampleLogger
-from loggers.views import view_of
 
 if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
@@ -76,16 +76,16 @@ def build(
     if config.output.verbose:
         loggers.append(EpisodeLogger(run_dir / EPISODES, domain))
     if importlib.util.find_spec("tensorboard"):
-        from loggers.tensorboard import TensorBoardLogger
+        from comlrl.loggers.tensorboard import TensorBoardLogger
 
         loggers.append(TensorBoardLogger(run_dir / "tensorboard"))
     if config.wandb is not None:
-        from loggers.weights_and_biases import connect
+        from comlrl.loggers.weights_and_biases import connect
 
         if wandb_logger := connect(config, domain, run_dir, resume):
             loggers.append(wandb_logger)
     if config.trackio is not None:
-        from loggers.trackio import TrackioLogger
+        from comlrl.loggers.trackio import TrackioLogger
 
         loggers.append(TrackioLogger(config, run_dir, resume))
     roles = domain.roles(config.section.num_agents)

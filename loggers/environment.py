@@ -19,9 +19,10 @@ PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "n
 
 def write_environment(path: str | Path) -> None:
     """Write start, command, machine, packages and commit of this process."""
+    script = Path(sys.argv[0]).name
     facts = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": f"{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip(),
+        "command": shlex.join([script.replace("__main__.py", "comlrl"), *sys.argv[1:]]),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),

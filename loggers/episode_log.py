@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from comlrl import files
+from comlrl.loggers.conversations import played
+from comlrl.loggers.samples import episode
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
-from loggers.conversations import played
-from loggers.samples import episode
 
 ROTATE_BYTES = 64 * 2**20
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from huggingface_hub import ModelCardData
 
 from comlrl.files import replace
+from comlrl.loggers.report.run_data import Run, read_run
+from comlrl.loggers.tables import code, plain, table
+from comlrl.loggers.views.view import listed
 from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS
-from loggers.report.run_data import Run, read_run
-from loggers.tables import code, plain, table
-from loggers.views.view import listed
 
 SETTINGS = (
     "num_turns", "turn_order", "num_generations", "joint_mode", "handoff", "learning_rate",
@@ -25,7 +25,7 @@ BUILTINS = {  # their folders, as comlrl.builtin names them
     "builtin:tiny-player": "TINY_PLAYER",
 }
 SHARED = """\
-from trainers.launch.wiring.load import load_sampler
+from comlrl.trainers.launch.wiring.load import load_sampler
 from comlrl.types import Message, Request, Sampling
 
 agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart

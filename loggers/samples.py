@@ -14,10 +14,10 @@ from typing import Any
 
 from comlrl.evaluation.metrics import task_reward
 from comlrl.files import replace
+from comlrl.loggers.conversations import MAX_TEXT, played, scored
+from comlrl.loggers.report.run_data import read_samples
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
-from loggers.conversations import MAX_TEXT, played, scored
-from loggers.report.run_data import read_samples
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from comlrl.evaluation.scorecard import Entry
-from loggers.tables import table
+from comlrl.loggers.tables import table
 
 NOTHING = "—"
 SHADES = " ░▒▓█"  # of scores from 0 to 1

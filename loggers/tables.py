@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from comlrl.loggers.views import view_of
+from comlrl.loggers.views.view import listed
 from comlrl.quoting import one_line
-from loggers.views import view_of
-from loggers.views.view import listed
 
 NAME = 300  # characters of a name
 SHOWN = ("convention_match_rate", "completion_length_mean", "truncation_share")

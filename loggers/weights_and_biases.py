@@ -17,11 +17,11 @@ import wandb
 
 from comlrl.config.resolved import Config
 from comlrl.errors import notice
+from comlrl.loggers.samples import sample
+from comlrl.loggers.views import view_of
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.quoting import one_line, without_surrogates
 from comlrl.types import Domain, RolloutResult
-from loggers.samples import sample
-from loggers.views import view_of
 
 CONNECT_SECONDS = 20  # then offline
 FINISH_SECONDS = 60  # then what is not uploaded stays on disk

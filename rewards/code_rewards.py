@@ -1,6 +1,6 @@
 """The aux/main reward as functions over lists of texts, for your own programs.
 
-``rewards.code.reward.CodeReward`` is what training uses; its docstring has the terms.
+``comlrl.rewards.code.reward.CodeReward`` is what training uses; its docstring has the terms.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import atexit
 from collections.abc import Sequence
 from functools import lru_cache
 
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction, Task
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.reward import CodeReward
 
 
 @lru_cache(maxsize=1)

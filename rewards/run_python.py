@@ -1,6 +1,6 @@
 """Run Python that a model wrote, under the sandbox's limits: a tool for programs.
 
-    from rewards.run_python import run_python
+    from comlrl.rewards.run_python import run_python
 
     result = await asyncio.to_thread(run_python, code)
     if not result.ok:
@@ -24,10 +24,10 @@ from typing import Any
 
 from comlrl.processes.cores import available_cores
 from comlrl.quoting import without_surrogates
-from rewards.sandbox import folders
-from rewards.sandbox.inside import wire
-from rewards.sandbox.launch import Limits, Sandbox, SandboxError
-from rewards.sandbox.levels import choose
+from comlrl.rewards.sandbox import folders
+from comlrl.rewards.sandbox.inside import wire
+from comlrl.rewards.sandbox.launch import Limits, Sandbox, SandboxError
+from comlrl.rewards.sandbox.levels import choose
 
 MAX_SOURCE = 1 << 20  # characters of code and of input
 MAX_OUTPUT = 1 << 16  # characters of what is printed

@@ -18,15 +18,17 @@ import pytest
 from comlrl.config.algorithms import SECTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
+# Folders at the top level that links make packages of comlrl.
+LINKED = ("rewards", "external", "loggers", "trainers")
 
 # A room imports from floors below its own; rooms of one floor do not import each other.
 FLOORS: dict[str, int] = {
     "comlrl": 1,
-    "rewards": 2,
-    "external": 3,
-    "loggers": 3,
-    "trainers": 4,
-    "trainers.launch": 5,
+    "comlrl.rewards": 2,
+    "comlrl.external": 3,
+    "comlrl.loggers": 3,
+    "comlrl.trainers": 4,
+    "comlrl.trainers.launch": 5,
     "benchmarks": 6,
     "tools": 6,
     "scripts of the top level": 6,
@@ -56,23 +58,25 @@ CORE = (
 )
 # The rooms of the composition root; each may import those above it here, and itself.
 LAUNCH = (
-    "trainers.launch.wiring",
-    "trainers.launch.cost",
-    "trainers.launch.checks",
-    "trainers.launch.commands",
+    "comlrl.trainers.launch.wiring",
+    "comlrl.trainers.launch.cost",
+    "comlrl.trainers.launch.checks",
+    "comlrl.trainers.launch.commands",
 )
 # What tests import of each other.
 HELPERS = (*(ROOT / "tests/support").glob("*.py"), ROOT / "tests/golden/toy.py")
 # Trainers are siblings; the declared special case.
-SIBLINGS = {("trainers.grpo", "trainers.magrpo")}
+SIBLINGS = {("comlrl.trainers.grpo", "comlrl.trainers.magrpo")}
 
 
 def _modules() -> dict[str, Path]:
     found = {}
-    listed = ["comlrl", "rewards", "external", "loggers", "trainers", "benchmarks", "tools"]
-    for package in listed:
+    for package in ("comlrl", *LINKED, "benchmarks", "tools"):
         for file in (ROOT / package).rglob("*.py"):
+            if file.parent == ROOT / "comlrl" and file.is_symlink():  # a train script
+                continue
             parts = file.relative_to(ROOT).with_suffix("").parts
+            parts = ("comlrl", *parts) if package in LINKED else parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found | {file.stem: file for file in ROOT.glob("*.py")}
 
@@ -120,12 +124,12 @@ def _may(module: str, other: str) -> bool:
     here, there = _room(module, FLOORS), _room(other, FLOORS)
     if here == there == "comlrl":
         if "comlrl" in (module, other):
-            return other == "comlrl.errors"  # for the notice of a short name
+            return False
         order = {room: place for place, room in enumerate(CORE)}
         return order[_room(other, CORE)] <= order[_room(module, CORE)]
-    if here == there == "trainers":
+    if here == there == "comlrl.trainers":
         return (module, other) in SIBLINGS
-    if here == there == "trainers.launch" and _room(other, LAUNCH) and _room(module, LAUNCH):
+    if here == there == "comlrl.trainers.launch" and _room(other, LAUNCH) and _room(module, LAUNCH):
         return LAUNCH.index(_room(other, LAUNCH)) <= LAUNCH.index(_room(module, LAUNCH))
     return here == there or _floor(other) < _floor(module)
 
@@ -136,13 +140,17 @@ def test_a_room_imports_from_below(module):
 
 
 def test_the_tables_name_every_room_and_no_other():
-    core = {m for m in MODULES if m.startswith("comlrl.")}
+    core = {m for m in MODULES if m.startswith("comlrl.") and _room(m, FLOORS) == "comlrl"}
     assert {m for m in core if _room(m, CORE) is None} == set()
     assert {room for room in CORE if room not in core} == set()
     packages = {
         f.parent.name for f in ROOT.glob("*/*.py") if f.parent.name not in ("tests", "build")
     }
-    assert packages == {room for room in FLOORS if "." not in room and " " not in room}
+    floors = {room.removeprefix("comlrl.") for room in FLOORS if " " not in room}
+    assert packages == {room for room in floors if "." not in room}
+    assert {link.name for link in (ROOT / "comlrl").iterdir() if link.is_symlink()} == {
+        *LINKED, *(f"train_{name}.py" for name in SECTIONS)
+    }  # fmt: skip
 
 
 def test_a_files_name_is_its_own():
@@ -185,14 +193,16 @@ def test_no_circle_of_packages():
 def test_the_code_domain_is_known_to_few():
     """Its own reward as functions, who builds a run, and tools; the sandbox runs whatever it is
     given."""
-    users = {m for m, others in OWN.items() if any(_room(o, ["rewards.code"]) for o in others)}
+    users = {
+        m for m, others in OWN.items() if any(_room(o, ["comlrl.rewards.code"]) for o in others)
+    }
     assert {_room(m, FLOORS) for m in users} <= {
-        "rewards",
-        "trainers.launch",
+        "comlrl.rewards",
+        "comlrl.trainers.launch",
         "benchmarks",
         "tools",
     }
-    assert {_room(m, ["rewards.sandbox"]) for m in users} == {None}
+    assert {_room(m, ["comlrl.rewards.sandbox"]) for m in users} == {None}
 
 
 def _asks_for_a_section(call: ast.AST) -> bool:
@@ -213,16 +223,16 @@ def test_nobody_outside_the_trainers_asks_which_algorithm_a_section_is_of():
     users = {
         module
         for module, file in MODULES.items()
-        if _room(module, FLOORS) != "trainers"
+        if _room(module, FLOORS) != "comlrl.trainers"
         and any(map(_asks_for_a_section, ast.walk(ast.parse(file.read_text()))))
     }
-    assert users <= {"trainers.launch.wiring.own_algorithm"}  # the class that a user gives
+    assert users <= {"comlrl.trainers.launch.wiring.own_algorithm"}  # the class that a user gives
 
 
 @pytest.mark.parametrize("package", ["wandb", "trackio"])
 def test_dashboards_are_imported_in_loggers_alone(package):
     users = {m for m, names in THIRD.items() if any(n.split(".")[0] == package for n in names)}
-    assert {_room(module, FLOORS) for module in users} == {"loggers"}
+    assert {_room(module, FLOORS) for module in users} == {"comlrl.loggers"}
 
 
 def test_equations_know_tensors_and_nothing_else():
@@ -231,9 +241,10 @@ def test_equations_know_tensors_and_nothing_else():
 
 
 def test_what_answers_at_once_is_without_torch():
-    modules = "comlrl.config.loader, comlrl.types, trainers.launch.commands.command_line, "
-    modules += (
-        "trainers.launch.cost.dry_run, comlrl.config.algorithms, rewards.code_rewards, external"
+    modules = (
+        "comlrl.config.loader, comlrl.types, comlrl.trainers.launch.commands.command_line, "
+        "comlrl.trainers.launch.cost.dry_run, comlrl.config.algorithms, "
+        "comlrl.rewards.code_rewards, comlrl.external"
     )
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run(
@@ -324,6 +335,6 @@ def test_tests_share_only_helpers():
 
 def test_scripts_are_thin():
     """A train script builds its trainer; the others are commands of the installed package."""
-    for script in set(ROOT.glob("*.py")) - {ROOT / "setup.py"}:
+    for script in ROOT.glob("*.py"):
         limit = 80 if script.name.startswith("train_") else 20
         assert len(script.read_text().splitlines()) <= limit, script.name

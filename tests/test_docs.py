@@ -30,11 +30,11 @@ from comlrl.config.yaml_values import Setting
 from comlrl.errors import UserError
 from comlrl.rollout.checked import METHODS
 from comlrl.tasks.prompts import Prompts
+from comlrl.trainers.launch.commands import export
+from comlrl.trainers.launch.commands.train import main as train_main
+from comlrl.trainers.launch.wiring.resolved_work import NEEDED
 from comlrl.types import Domain, JointAction
 from tests.support.documented import programs
-from trainers.launch.commands import export
-from trainers.launch.commands.train import main as train_main
-from trainers.launch.wiring.resolved_work import NEEDED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -153,7 +153,7 @@ def script_of(words: list[str]) -> list[str]:
     """The script that is the same as a ``comlrl`` command, a shipped configuration by its name."""
     if words[0] == "train":
         return [f"train_{words[1]}.py", *words[2:]]
-    return {"report": ["-m", "trainers.launch", "report"]}.get(
+    return {"report": ["-m", "comlrl.trainers.launch", "report"]}.get(
         words[0], [f"{words[0]}.py"]
     ) + words[1:]
 
@@ -186,16 +186,16 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif name == "evaluate.py":
         evaluate(arguments, request)
     elif name == "sweep.py":
-        from trainers.launch.commands import sweep
-        from trainers.launch.commands.search import read_sweep
+        from comlrl.trainers.launch.commands import sweep
+        from comlrl.trainers.launch.commands.search import read_sweep
 
         read_sweep(sweep.parse_arguments(arguments).file)
     elif name == "arena.py":
-        from trainers.launch.commands import arena
+        from comlrl.trainers.launch.commands import arena
 
         arena.asked(arena.parse(arguments))
-    elif name == "trainers.launch" and arguments[0] == "report":
-        from trainers.launch.commands import report
+    elif name == "comlrl.trainers.launch" and arguments[0] == "report":
+        from comlrl.trainers.launch.commands import report
 
         request.getfixturevalue("small_runs")
         assert report.main(arguments[1:]) == 0
@@ -226,7 +226,7 @@ def as_program(name: str, arguments: list[str]) -> None:
 
 
 def evaluate(arguments: list[str], request: pytest.FixtureRequest) -> None:
-    from trainers.launch.commands import evaluate as script
+    from comlrl.trainers.launch.commands import evaluate as script
 
     request.getfixturevalue("small_runs")
     if "--num-agents" in arguments:  # of SHPPO's runs: test_evaluate
@@ -322,8 +322,8 @@ def environment() -> dict[str, str]:
 
 def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
     from comlrl.config.sections import DatasetConfig
+    from comlrl.rewards.code.domain import CODE
     from comlrl.tasks.datasets import load_tasks
-    from rewards.code.domain import CODE
 
     monkeypatch.chdir(place)
     section = DatasetConfig(name="my_tasks.jsonl")
@@ -332,11 +332,11 @@ def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):
 
 
 def test_mode_of_the_cookbook_says_what_it_should():
+    from comlrl.rewards.code.breakdown import RewardBreakdown
+    from comlrl.rewards.code.domain import CODE
+    from comlrl.rewards.sandbox.outcome import TestOutcome
     from comlrl.tasks.prompts import Prompts
     from comlrl.types import Attempt, Score
-    from rewards.code.breakdown import RewardBreakdown
-    from rewards.code.domain import CODE
-    from rewards.sandbox.outcome import TestOutcome
     from tests.support.fakes import task
 
     scope: dict[str, Callable] = {}

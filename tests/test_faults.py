@@ -24,6 +24,7 @@ from comlrl.models.logprobs import action_logprobs
 from comlrl.models.pretrained import build_team, load_model
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums
+from comlrl.trainers.launch.wiring.machine import check_devices
 from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate
 from comlrl.update.losses import policy_gradient
@@ -31,7 +32,6 @@ from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support import tiny_models
 from tests.support.runs import Process, Zygote, metrics, newest_step, small
-from trainers.launch.wiring.machine import check_devices
 
 
 def refused(run: Process) -> str:

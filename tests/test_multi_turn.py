@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
+from comlrl.rewards.code.domain import CODE
 from comlrl.types import Message, Shape
-from rewards.code.domain import CODE
 from tests.support.grown import Grown
 from tests.support.made_runs import agent_turn, node, tree
 from tests.support.runs import ROOT, metrics

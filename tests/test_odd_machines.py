@@ -22,13 +22,13 @@ from comlrl import files
 from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError
 from comlrl.models.pretrained import load_model
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox import launch
+from comlrl.trainers.launch.commands import train as execution
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.sandbox import launch
 from tests.support import tiny_models
 from tests.support.fakes import code_task
 from tests.support.runs import ROOT, Process, Zygote, metrics, small, weights
-from trainers.launch.commands import train as execution
 
 ODD = str(ROOT / "tests/support/odd_machines.py")
 
@@ -181,9 +181,9 @@ def test_a_run_where_the_locale_is_not_utf_8(tmp_path: Path) -> None:
     commands = (
         ["train_magrpo.py", *arguments],
         ["train_magrpo.py", *arguments, "magrpo.max_steps=5", "--resume"],
-        ["-m", "trainers.launch", "--help"],
-        ["-m", "trainers.launch", "report", str(tmp_path / "run")],
-        ["-m", "trainers.launch", "export", str(tmp_path / "run")],
+        ["-m", "comlrl.trainers.launch", "--help"],
+        ["-m", "comlrl.trainers.launch", "report", str(tmp_path / "run")],
+        ["-m", "comlrl.trainers.launch", "export", str(tmp_path / "run")],
         ["evaluate.py", "--checkpoint", str(tmp_path / "run")],
     )
     for command in commands:
@@ -303,7 +303,7 @@ def test_a_working_directory_that_was_deleted_is_one_line(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     line = f"import os, sys; os.rmdir({str(gone)!r}); sys.path.insert(0, {str(ROOT)!r}); "
-    line += "import train_magrpo; from trainers.launch.commands import train; "
+    line += "import train_magrpo; from comlrl.trainers.launch.commands import train; "
     line += "sys.exit(train.main('magrpo', None, ['--config', 'magrpo_quickstart', '--dry-run']))"
     done = subprocess.run([sys.executable, "-c", line], cwd=gone, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
@@ -311,7 +311,7 @@ def test_a_working_directory_that_was_deleted_is_one_line(tmp_path):
 
 
 def test_a_sandbox_needs_no_path(monkeypatch):
-    from rewards.run_python import run_python
+    from comlrl.rewards.run_python import run_python
 
     monkeypatch.setenv("PATH", "")
     assert run_python("open('a', 'w'); print(1)", memory_mb=300).output == "1\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.trainers.launch.commands import evaluate
 from tests.support.runs import (
     ROOT,
     Zygote,
@@ -17,7 +18,6 @@ from tests.support.runs import (
     newest_step,
     small_of,
 )
-from trainers.launch.commands import evaluate
 
 OWN = '''
 from comlrl.types import Reward, Score

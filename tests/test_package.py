@@ -99,11 +99,8 @@ def test_the_wheel_trains_evaluates_sweeps_and_exports(bin: Path, tmp_path: Path
 
 
 MINE = """
-import comlrl.rewards.code.reward
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import Reward, Score
-
-assert CodeReward is comlrl.rewards.code.reward.CodeReward
 
 class Short(Reward):
     def score(self, actions):
@@ -111,12 +108,11 @@ class Short(Reward):
 """
 
 
-def test_a_users_module_imports_by_both_names(bin: Path, tmp_path: Path):
+def test_a_users_module_imports_the_packages(bin: Path, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     shutil.copy(ROOT / "configs/magrpo_quickstart.yaml", tmp_path / "mine.yaml")
     train = ["mine.yaml" if word == "magrpo_quickstart" else word for word in TRAIN]
-    done = _run(bin / "comlrl", *train, "reward.target=mine:Short", cwd=tmp_path)
-    assert done.stderr.count("notice: `rewards` is `comlrl.rewards`") == 1, done.stderr
+    _run(bin / "comlrl", *train, "reward.target=mine:Short", cwd=tmp_path)
 
 
 LOGGED = """

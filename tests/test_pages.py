@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from loggers.report.write import write_report
-from rewards.sandbox.outcome import TestOutcome
+from comlrl.loggers.report.write import write_report
+from comlrl.rewards.sandbox.outcome import TestOutcome
+from comlrl.trainers.launch.commands.report import main
 from tests.support.made_runs import make_run
 from tests.support.runs import Zygote, small
-from trainers.launch.commands.report import main
 
 
 def test_a_report_that_fails_takes_no_finished_run_down(zygote: Zygote, tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_report_that_fails_takes_no_finished_run_down(zygote: Zygote, tmp_path
     assert run.wait() == 0, run.output
     (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
     assert line.startswith("error: no report: IsADirectoryError: ")
-    again = f"python -m trainers.launch report '{folder}'"
+    again = f"python -m comlrl.trainers.launch report '{folder}'"
     assert line.endswith(f"; try again: {again}") and "Traceback" not in run.output
     assert run.output.splitlines()[-1] == f"done: {folder}"
     assert (folder / "summary.json").exists()

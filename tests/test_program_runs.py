@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from comlrl.files import read_lines
+from comlrl.trainers.launch.commands import evaluate, train
 from tests.support import tiny_models
 from tests.support.documented import programs
 from tests.support.runs import SMALL, Zygote, assert_same, metrics, newest_step
-from trainers.launch.commands import evaluate, train
 
 TEAM = '''
 import asyncio
 
 import openai
 
-from rewards.run_python import run_python
+from comlrl.rewards.run_python import run_python
 
 
 async def play(task, agents):

@@ -129,7 +129,7 @@ def test_latents_go_on_exactly(zygote: Zygote, tmp_path: Path, keys: dict[str, A
 
 HELD = """
 import itertools, pathlib, time
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 
 HERE = pathlib.Path(__file__).parent
 

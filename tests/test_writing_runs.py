@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from comlrl.files import read_lines
-from rewards.writing.writing_reward import GREATEST
+from comlrl.rewards.writing.writing_reward import GREATEST
 from tests.support.documented import Row, documented
 from tests.support.runs import ROOT, SMALL, Zygote, metrics, newest_step
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from comlrl.config import algorithms as configs
 from comlrl.config import loader, sections
 from comlrl.config.keys import Key, in_words, in_yaml, keys_of
-from trainers.launch.commands.command_line import FLAGS
+from comlrl.trainers.launch.commands.command_line import FLAGS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 COMMON = configs.CommonConfig

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.builtin import DATASETS
-from rewards.arena.shards import NAMES, right_answer
+from comlrl.rewards.arena.shards import NAMES, right_answer
 from tools.making import Row
 
 # fmt: off

@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import external
+from comlrl import external
 from comlrl.config.resolved import Config
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, report
@@ -31,11 +31,11 @@ from comlrl.quoting import clean
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts
+from comlrl.trainers.launch.checks.at_hand import agents_at_hand, prompt_forms
+from comlrl.trainers.launch.commands import evaluation_plan
+from comlrl.trainers.launch.wiring import hub
+from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.types import Attempt, JointAction, Message, Task
-from trainers.launch.checks.at_hand import agents_at_hand, prompt_forms
-from trainers.launch.commands import evaluation_plan
-from trainers.launch.wiring import hub
-from trainers.launch.wiring.resolved_work import Work
 
 UNKNOWN = "(here stands what those before it will have written in this turn)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"

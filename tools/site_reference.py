@@ -11,15 +11,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("comlrl", "rewards", "external", "loggers", "trainers")
+LINKED = ("rewards", "external", "loggers", "trainers")  # as packages of comlrl
 
 
 def rooms() -> dict[str, list[str]]:
     """Return the modules of each package, itself first, without empty ones."""
     found: dict[str, list[str]] = {}
-    for package in PACKAGES:
+    for package in ("comlrl", *LINKED):
         for file in sorted((ROOT / package).rglob("*.py")):
+            if file.is_symlink():  # a train script
+                continue
             parts = file.relative_to(ROOT).with_suffix("").parts
+            parts = ("comlrl", *parts) if package in LINKED else parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             if file.stat().st_size:
                 found.setdefault(".".join(parts[:-1]), []).append(name)

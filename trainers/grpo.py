@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainers.magrpo import MAGRPOTrainer
+from comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 class GRPOTrainer(MAGRPOTrainer):

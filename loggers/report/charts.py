@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from comlrl.evaluation.metrics import OF_TREES, OF_TURN
-from loggers.report.chart import GREEN, ORANGE, PINK, PURPLE, Chart, Series
-from loggers.report.lines import (
+from comlrl.loggers.report.chart import GREEN, ORANGE, PINK, PURPLE, Chart, Series
+from comlrl.loggers.report.lines import (
     AGENT,
     both_phases,
     filled,
@@ -23,8 +23,8 @@ from loggers.report.lines import (
     reward_range,
     smooth,
 )
-from loggers.report.run_data import Run
-from loggers.views.view import Metric, in_words, titled
+from comlrl.loggers.report.run_data import Run
+from comlrl.loggers.views.view import Metric, in_words, titled
 
 TURN = re.compile(r"^turn_(\d+)/(.+)$")
 ELSEWHERE = re.compile(  # shown in another section, or straight lines

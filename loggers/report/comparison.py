@@ -15,14 +15,14 @@ import numpy as np
 
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import replace
+from comlrl.loggers.report.chart import Chart, Series
+from comlrl.loggers.report.charts import Section
+from comlrl.loggers.report.lines import is_share, reward_ceiling, reward_range
+from comlrl.loggers.report.page import page
+from comlrl.loggers.report.pictures import write_side_by_side
+from comlrl.loggers.report.run_data import ReportError, Run
+from comlrl.loggers.views.view import Metric, View, titled
 from comlrl.run_files import REPORT
-from loggers.report.chart import Chart, Series
-from loggers.report.charts import Section
-from loggers.report.lines import is_share, reward_ceiling, reward_range
-from loggers.report.page import page
-from loggers.report.pictures import write_side_by_side
-from loggers.report.run_data import ReportError, Run
-from loggers.views.view import Metric, View, titled
 
 REWARD = Metric("Mean reward", "reward_mean")
 NOT_SETTINGS = (

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from loggers.report.chart import BLUE, ORANGE, Chart, Series, smoothed
-from loggers.report.run_data import Run
-from loggers.views.view import Metric
+from comlrl.loggers.report.chart import BLUE, ORANGE, Chart, Series, smoothed
+from comlrl.loggers.report.run_data import Run
+from comlrl.loggers.views.view import Metric
 
 AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import jinja2
 
-from loggers.report.charts import Section
-from loggers.report.sample_episodes import code_css
-from loggers.report.svg import drawings
-from loggers.views.view import View
+from comlrl.loggers.report.charts import Section
+from comlrl.loggers.report.sample_episodes import code_css
+from comlrl.loggers.report.svg import drawings
+from comlrl.loggers.views.view import View
 
 HERE, TEMPLATE = Path(__file__).parent, "report_template.html"
 

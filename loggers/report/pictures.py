@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from comlrl.files import replace
-from loggers.report.chart import DASHES, Chart, stacked
+from comlrl.loggers.report.chart import DASHES, Chart, stacked
 
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
 STYLES = ("-", "--", ":", "-.")

@@ -15,6 +15,8 @@ import yaml
 from comlrl.config.plugins.modules import MODULES
 from comlrl.errors import UserError, notice
 from comlrl.files import read_lines
+from comlrl.loggers.views import view_of
+from comlrl.loggers.views.view import View
 from comlrl.quoting import clean_json, one_line
 from comlrl.run_files import (
     CONFIG,
@@ -26,10 +28,8 @@ from comlrl.run_files import (
     SAMPLES,
     SUMMARY,
 )
-from loggers.views import view_of
-from loggers.views.view import View
 
-SCRIPT = re.compile(r"\btrain_([a-z]+)\.py\b")
+SCRIPT = re.compile(r"\btrain[_ ]([a-z]+)(\.py)?\b")
 
 
 NUMBER = (int, float)

@@ -12,7 +12,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import YamlLexer
 
-from loggers.report.run_data import Run
+from comlrl.loggers.report.run_data import Run
 
 _FORMAT = HtmlFormatter(nowrap=True)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from loggers.report.chart import COLOURS, DASHES, Chart, Series, average, stacked
+from comlrl.loggers.report.chart import COLOURS, DASHES, Chart, Series, average, stacked
 
 NARROW, WIDE, HEIGHT, WIDE_HEIGHT = 400, 960, 230, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30

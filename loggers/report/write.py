@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from comlrl.files import replace
+from comlrl.loggers.report.charts import figures, sections
+from comlrl.loggers.report.lines import reward_ceiling, unsolved_share
+from comlrl.loggers.report.page import page
+from comlrl.loggers.report.run_data import Run, damaged, read_run
+from comlrl.loggers.report.sample_episodes import episodes, yaml
 from comlrl.run_files import REPORT
-from loggers.report.charts import figures, sections
-from loggers.report.lines import reward_ceiling, unsolved_share
-from loggers.report.page import page
-from loggers.report.run_data import Run, damaged, read_run
-from loggers.report.sample_episodes import episodes, yaml
 
 
 def write_report(run_dir: str | Path) -> None:
@@ -18,7 +18,7 @@ def write_report(run_dir: str | Path) -> None:
 
     Raises ReportError where that is not a run's.
     """
-    from loggers.report.pictures import write_curves
+    from comlrl.loggers.report.pictures import write_curves
 
     run = read_run(run_dir)
     # What other programs have put into the folder, and its own name, may hold lone surrogates.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from loggers.views.view import View
+from comlrl.loggers.views.view import View
 
 
 def view_of(domain: str | None) -> View:
     """Return a domain's view, or the default view, which shows all its measures."""
     if domain == "code":
-        from loggers.views.code import CODE
+        from comlrl.loggers.views.code import CODE
 
         return CODE
     return View()

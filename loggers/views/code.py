@@ -11,7 +11,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
-from loggers.views.view import Lines, Metric, View
+from comlrl.loggers.views.view import Lines, Metric, View
 
 _FORMAT = HtmlFormatter(nowrap=True)
 _FENCED = re.compile(r"^(```[^\n]*\n)(.*?)(^```[^\n]*\n?|\Z)", re.DOTALL | re.MULTILINE)

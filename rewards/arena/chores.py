@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from comlrl.rewards.arena.game import Bounds, Game
 from comlrl.types import JointAction, Reward, Score, Task
-from rewards.arena.game import Bounds, Game
 
 CHORES = ("cook", "clean", "shop", "iron")
 PROMPT = """\

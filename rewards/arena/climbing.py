@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from comlrl.rewards.arena.game import Bounds, Game
 from comlrl.types import JointAction, Reward, Score, Task
-from rewards.arena.game import Bounds, Game
 
 COLORS = ("red", "green", "blue")
 PAYOFF = ((11, -30, 0), (-30, 7, 6), (0, 0, 5))  # first agent's color, second agent's color

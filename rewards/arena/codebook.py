@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from comlrl.rewards.arena.game import Bounds, Game
 from comlrl.types import JointAction, Reward, Score, Task
-from rewards.arena.game import Bounds, Game
 
 ALPHABET = "ABCD"
 SPEAKER = """\

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from comlrl.rewards.arena.game import Bounds, Game, PartnersAnswer
 from comlrl.types import JointAction, Reward, Score, Task, Transition
-from rewards.arena.game import Bounds, Game, PartnersAnswer
 
 COOPERATE, DEFECT = MOVES = ("cooperate", "defect")
 PAYOFF = {  # moves → points of each agent

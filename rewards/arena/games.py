@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rewards.arena.chores import CHORES_GAME
-from rewards.arena.climbing import CLIMBING
-from rewards.arena.codebook import CODEBOOK
-from rewards.arena.dilemma import DILEMMA
-from rewards.arena.game import Game
-from rewards.arena.levers import LEVERS_GAME
-from rewards.arena.lock import LOCK
-from rewards.arena.shards import SHARDS
+from comlrl.rewards.arena.chores import CHORES_GAME
+from comlrl.rewards.arena.climbing import CLIMBING
+from comlrl.rewards.arena.codebook import CODEBOOK
+from comlrl.rewards.arena.dilemma import DILEMMA
+from comlrl.rewards.arena.game import Game
+from comlrl.rewards.arena.levers import LEVERS_GAME
+from comlrl.rewards.arena.lock import LOCK
+from comlrl.rewards.arena.shards import SHARDS
 
 ARENA: dict[str, Game] = {
     game.name: game

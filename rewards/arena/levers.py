@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from comlrl.rewards.arena.game import Bounds, Game
 from comlrl.types import JointAction, Reward, Score, Task
-from rewards.arena.game import Bounds, Game
 
 LEVERS = tuple("0123456789")
 SPECIAL, SPECIAL_PAYS = "0", 0.9

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from comlrl.rewards.arena.game import Bounds, Game, PartnersAnswer
 from comlrl.types import JointAction, Reward, Score, Task, Transition
-from rewards.arena.game import Bounds, Game, PartnersAnswer
 
 SYMBOLS = tuple("012")
 PROMPT = """\

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comlrl.errors import UserError
+from comlrl.rewards.arena.game import Bounds, Game
 from comlrl.types import JointAction, Reward, Score, Task
-from rewards.arena.game import Bounds, Game
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 DIGITS = tuple("123456789")

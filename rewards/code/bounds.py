@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from rewards.code.breakdown import SyntaxProblem
+from comlrl.rewards.code.breakdown import SyntaxProblem
 
 MAX_COMPILED = 1 << 20  # bytes of a program's marshalled code
 SHORT = 4096  # characters of a program in which no names can be written out beyond measure

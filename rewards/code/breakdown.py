@@ -6,7 +6,7 @@ import functools
 import operator
 from dataclasses import dataclass
 
-from rewards.sandbox.outcome import TestOutcome
+from comlrl.rewards.sandbox.outcome import TestOutcome
 
 PARTS = (
     "aux_defined",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 
-from rewards.code.analysis.parsing import parse, written
+from comlrl.rewards.code.analysis.parsing import parse, written
 
 _COLLECTIONS = frozenset({"d", "items", "out", "data"})  # beside every name that ends in s
 _RESULT = "y"  # what a second map calls the results of the first

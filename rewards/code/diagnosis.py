@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from comlrl.errors import UserError
 from comlrl.quoting import clean, cut
+from comlrl.rewards.code.analysis.parsing import first_line, parse
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.prompt_templates import helper_names
+from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.types import Attempt
-from rewards.code.analysis.parsing import first_line, parse
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.prompt_templates import helper_names
-from rewards.sandbox.outcome import TestOutcome
 
 MAX_PROGRAM = 1 << 20  # bytes of a program in which lines are looked up
 MAX_SOURCE = 400  # characters of a test that are shown

@@ -7,11 +7,11 @@ from inspect import signature
 from typing import Any
 
 from comlrl.quoting import fenced
+from comlrl.rewards.code import chat_prompts, measures, problem_rows, prompt_templates
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.modes import LevelFeedback, LevelPassed, Passed
+from comlrl.rewards.code.reward import CodeReward, greatest_reward
 from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transition
-from rewards.code import chat_prompts, measures, problem_rows, prompt_templates
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.modes import LevelFeedback, LevelPassed, Passed
-from rewards.code.reward import CodeReward, greatest_reward
 
 
 class CodeDomain(Domain):

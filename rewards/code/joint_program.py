@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rewards.code.analysis.extraction import (
+from comlrl.rewards.code.analysis.extraction import (
     Definition,
     Extracted,
     Function,
@@ -23,12 +23,12 @@ from rewards.code.analysis.extraction import (
     Statement,
     extract,
 )
-from rewards.code.analysis.other_agents import without_others
-from rewards.code.analysis.parsing import UNPARSABLE, parse, written
-from rewards.code.analysis.scopes import Names
-from rewards.code.bounds import check_names
-from rewards.code.breakdown import SyntaxProblem
-from rewards.sandbox.inside.candidate import ENTERED
+from comlrl.rewards.code.analysis.other_agents import without_others
+from comlrl.rewards.code.analysis.parsing import UNPARSABLE, parse, written
+from comlrl.rewards.code.analysis.scopes import Names
+from comlrl.rewards.code.bounds import check_names
+from comlrl.rewards.code.breakdown import SyntaxProblem
+from comlrl.rewards.sandbox.inside.candidate import ENTERED
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
 warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
@@ -189,7 +189,7 @@ def compile_program(
     main_line: int = 0,
     asserts: bool = True,
 ) -> bytes | SyntaxProblem:
-    """Compile the program for ``rewards.sandbox.inside.candidate``.
+    """Compile the program for ``comlrl.rewards.sandbox.inside.candidate``.
 
     Return its marshalled code, or why it does not compile.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.conventions import convention, expected_convention
+from comlrl.rewards.code.prompt_templates import helper_names
+from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.types import Conventions, JointAction
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.conventions import convention, expected_convention
-from rewards.code.prompt_templates import helper_names
-from rewards.sandbox.outcome import TestOutcome
 
 MAX_TEXT = 20_000  # characters of a program that are kept
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.diagnosis import checked_slice, diagnostics, levels
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.diagnosis import checked_slice, diagnostics, levels
 
 WORD = {True: "passed", False: "failed", None: "not reached"}
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
-from rewards.code import prompt_templates
-from rewards.code.analysis.parsing import UNPARSABLE, parse
-from rewards.sandbox.checks import TestError, imported, is_long, judge_has, split_check
+from comlrl.rewards.code import prompt_templates
+from comlrl.rewards.code.analysis.parsing import UNPARSABLE, parse
+from comlrl.rewards.sandbox.checks import TestError, imported, is_long, judge_has, split_check
 
 COLUMNS = ("prompt", "test", "entry_point")
 SOLUTIONS = ("canonical_solution", "solution", "code")  # columns that may hold one

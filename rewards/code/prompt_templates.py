@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Sequence
 
-from rewards.code.analysis.parsing import parse
+from comlrl.rewards.code.analysis.parsing import parse
 
 HELPER = """\
 {problem}

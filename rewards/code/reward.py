@@ -28,12 +28,11 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
-from comlrl.types import JointAction, Reward, Score, Task
-from rewards.code.analysis.extraction import extract
-from rewards.code.analysis.usage import MainUse, main_use
-from rewards.code.bounds import Memo, bounded
-from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.joint_program import (
+from comlrl.rewards.code.analysis.extraction import extract
+from comlrl.rewards.code.analysis.usage import MainUse, main_use
+from comlrl.rewards.code.bounds import Memo, bounded
+from comlrl.rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from comlrl.rewards.code.joint_program import (
     Contribution,
     compile_program,
     contribution,
@@ -41,12 +40,13 @@ from rewards.code.joint_program import (
     preamble,
     read_names,
 )
-from rewards.code.prompt_templates import helper_names
-from rewards.sandbox.checks import TestError, split_check
-from rewards.sandbox.inside.replaced_results import HANDED_ON, replacements
-from rewards.sandbox.inside.replaced_results import NAME as REPLACE
-from rewards.sandbox.outcome import TestOutcome
-from rewards.sandbox.pool import Job, Pool
+from comlrl.rewards.code.prompt_templates import helper_names
+from comlrl.rewards.sandbox.checks import TestError, split_check
+from comlrl.rewards.sandbox.inside.replaced_results import HANDED_ON, replacements
+from comlrl.rewards.sandbox.inside.replaced_results import NAME as REPLACE
+from comlrl.rewards.sandbox.outcome import TestOutcome
+from comlrl.rewards.sandbox.pool import Job, Pool
+from comlrl.types import JointAction, Reward, Score, Task
 
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6

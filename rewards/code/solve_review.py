@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from comlrl.programs.agents import Agents
 from comlrl.quoting import fenced
+from comlrl.rewards.code import chat_prompts, prompt_templates
 from comlrl.types import Score, Task
-from rewards.code import chat_prompts, prompt_templates
 
 REVIEW = """\
 {problem}

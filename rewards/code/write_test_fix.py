@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from comlrl.programs.agents import Agents
+from comlrl.rewards.code.prompt_templates import REVISION
 from comlrl.types import Score, Task
-from rewards.code.prompt_templates import REVISION
 
 FEEDBACK = f"Feedback:\nNot all levels passed.\n{REVISION}"
 

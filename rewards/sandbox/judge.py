@@ -21,18 +21,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rewards.sandbox.folders import remove_tree
-from rewards.sandbox.inside import wire
-from rewards.sandbox.inside.confine import adopt_orphans
-from rewards.sandbox.launch import Limits, Sandbox
-from rewards.sandbox.stand_in import (
+from comlrl.rewards.sandbox.folders import remove_tree
+from comlrl.rewards.sandbox.inside import wire
+from comlrl.rewards.sandbox.inside.confine import adopt_orphans
+from comlrl.rewards.sandbox.launch import Limits, Sandbox
+from comlrl.rewards.sandbox.stand_in import (
     SHORT,
     Candidate,
     Clock,
     Failure,
     SandboxGone,
 )
-from rewards.sandbox.suite import ACTUAL, EXPECTED, Step, suite
+from comlrl.rewards.sandbox.suite import ACTUAL, EXPECTED, Step, suite
 
 LENGTH = struct.Struct("<I")
 TOO_LONG = "too long to show"

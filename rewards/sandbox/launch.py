@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
-from rewards.sandbox import folders
-from rewards.sandbox.inside import confine, wire
-from rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_paths
+from comlrl.rewards.sandbox import folders
+from comlrl.rewards.sandbox.inside import confine, wire
+from comlrl.rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_paths
 
 START_SECONDS = 30.0
 KILL_SECONDS = 10.0  # for the end of a program's processes and files

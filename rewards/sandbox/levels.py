@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import os
 
-from rewards.sandbox import folders
-from rewards.sandbox.launch import Limits, Sandbox, SandboxError
+from comlrl.rewards.sandbox import folders
+from comlrl.rewards.sandbox.launch import Limits, Sandbox, SandboxError
 
 LEVELS = ("bubblewrap", "unshare", "limits")  # best first
 CHOICES = ("auto", "namespaces", *LEVELS)

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from comlrl.errors import warning
 from comlrl.processes.cores import available_cores
-from rewards.sandbox import folders
-from rewards.sandbox.checks import split_check
-from rewards.sandbox.judge import LENGTH
-from rewards.sandbox.launch import START_SECONDS, SandboxError
-from rewards.sandbox.levels import INSTALL, choose, failure, missing
-from rewards.sandbox.outcome import TestOutcome
-from rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
+from comlrl.rewards.sandbox import folders
+from comlrl.rewards.sandbox.checks import split_check
+from comlrl.rewards.sandbox.judge import LENGTH
+from comlrl.rewards.sandbox.launch import START_SECONDS, SandboxError
+from comlrl.rewards.sandbox.levels import INSTALL, choose, failure, missing
+from comlrl.rewards.sandbox.outcome import TestOutcome
+from comlrl.rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 
 IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
 SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is given up
@@ -41,7 +41,9 @@ class Job:
     preamble: str  # the prompt's own imports and functions, for the tests
     test: str
     entry_point: str
-    replacement: str = ""  # of a helper's results: see ``rewards.sandbox.inside.replaced_results``
+    replacement: str = (
+        ""  # of a helper's results: see ``comlrl.rewards.sandbox.inside.replaced_results``
+    )
 
 
 class _Worker:

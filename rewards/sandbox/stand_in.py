@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.sandbox.inside import wire
-from rewards.sandbox.launch import Sandbox
+from comlrl.rewards.sandbox.inside import wire
+from comlrl.rewards.sandbox.launch import Sandbox
 
 PROGRAM_TIMEOUTS = 3  # a program's time for all its tests, in timeouts of one test
 GRACE_SECONDS = 1.0

@@ -10,8 +10,8 @@ import functools
 from dataclasses import dataclass
 from types import CodeType
 
-from rewards.sandbox.checks import Statement, parse_check
-from rewards.sandbox.inside import wire
+from comlrl.rewards.sandbox.checks import Statement, parse_check
+from comlrl.rewards.sandbox.inside import wire
 
 ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
 

@@ -12,9 +12,15 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from comlrl.rewards.writing.writing_prompts import CONCISE, DETAILED, REVISION
+from comlrl.rewards.writing.writing_reward import (
+    GREATEST,
+    LENGTH_RATIO,
+    WORDS,
+    Summaries,
+    WritingReward,
+)
 from comlrl.types import Domain, JointAction, Score, Task
-from rewards.writing.writing_prompts import CONCISE, DETAILED, REVISION
-from rewards.writing.writing_reward import GREATEST, LENGTH_RATIO, WORDS, Summaries, WritingReward
 
 # As many as there is room for: each 1.6 times the length of the one before, all of 8 to 256 words.
 LARGEST_TEAM = next(n for n in range(2, 99) if WORDS[0] * LENGTH_RATIO[1] ** n > WORDS[1])

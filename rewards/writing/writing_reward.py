@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from comlrl.rewards.writing.words import TRANSITIONS, content_words, transition_kinds, words
 from comlrl.types import JointAction, Reward, Score
-from rewards.writing.words import TRANSITIONS, content_words, transition_kinds, words
 
 WORDS = (8, 256)  # of a summary
 LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # nothing below, all from, all to, nothing above

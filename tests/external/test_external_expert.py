@@ -11,21 +11,21 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-import external
+from comlrl import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.errors import UserError
-from comlrl.rollout.api_client import MAX_BODY
-from comlrl.tasks.prompts import Prompts
-from comlrl.types import Attempt, Score
-from external.expert_edits import (
+from comlrl.external.expert_edits import (
     MAX_EDIT,
     ExpertEdits,
     request,
     split_edits,
 )
-from external.plain import Plain
-from external.service import ExpertError, provider_of
-from rewards.code.domain import CODE
+from comlrl.external.plain import Plain
+from comlrl.external.service import ExpertError, provider_of
+from comlrl.rewards.code.domain import CODE
+from comlrl.rollout.api_client import MAX_BODY
+from comlrl.tasks.prompts import Prompts
+from comlrl.types import Attempt, Score
 from tests.support.fakes import code_task
 from tests.support.local_server import completion, send, serving
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-import external
+from comlrl import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.errors import UserError
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.modes import LevelFeedback
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.domain import CODE
-from rewards.code.modes import LevelFeedback
 from tests.support.fakes import task
 
 PROMPTS = Prompts(CODE)

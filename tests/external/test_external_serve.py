@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import external
+from comlrl import external
 from comlrl.config.sections import ExternalConfig
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
-from rewards.code.domain import CODE
 from tests.support.fakes import code_task
 
 # The server finds where an answer of this kind of model starts by ChatML's marks.

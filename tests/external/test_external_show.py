@@ -118,7 +118,7 @@ def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(
 
 DOMAIN = """
 from comlrl.types import Domain, Task
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 
 class Mine(Domain):
     fields, revision, reward = ("text",), "Again.", CodeReward

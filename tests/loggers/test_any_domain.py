@@ -17,21 +17,21 @@ from rich.console import Console
 
 from comlrl.evaluation.estimates import estimates, task_rows
 from comlrl.evaluation.metrics import measures, tree_metrics
+from comlrl.loggers.console import ConsoleLogger
+from comlrl.loggers.model_card import write_model_card
+from comlrl.loggers.report.chart import Chart, Series
+from comlrl.loggers.report.charts import figures, sections
+from comlrl.loggers.report.comparison import grouped, render
+from comlrl.loggers.report.heat_map import write_heat_map
+from comlrl.loggers.report.pictures import write_curves
+from comlrl.loggers.report.run_data import read_run
+from comlrl.loggers.report.svg import drawings
+from comlrl.loggers.tables import cross_play_table, evaluation_table, sides
 from comlrl.loop.progress import Progress
 from comlrl.loop.records import LogRecord
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.domain import CODE
 from comlrl.types import JointAction
-from loggers.console import ConsoleLogger
-from loggers.model_card import write_model_card
-from loggers.report.chart import Chart, Series
-from loggers.report.charts import figures, sections
-from loggers.report.comparison import grouped, render
-from loggers.report.heat_map import write_heat_map
-from loggers.report.pictures import write_curves
-from loggers.report.run_data import read_run
-from loggers.report.svg import drawings
-from loggers.tables import cross_play_table, evaluation_table, sides
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.domain import CODE
 from tests.support.haggling import HAGGLING, ROLES, haggled, make_haggling_run
 from tests.support.html_page import Page
 from tests.support.made_runs import TASK, code_score, logged, node, tree
@@ -46,7 +46,7 @@ def run_dir(tmp_path_factory) -> Path:
     folder = make_haggling_run(tmp_path_factory.mktemp("runs") / "haggling_1")
     (folder / "environment.json").unlink()  # it has this test's command
     done = subprocess.run(
-        [sys.executable, "-m", "trainers.launch", "report", str(folder)],
+        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(folder)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

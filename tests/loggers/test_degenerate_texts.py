@@ -7,14 +7,14 @@ import json
 import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
+from comlrl.loggers.episode_log import EpisodeLogger
+from comlrl.loggers.jsonl import JsonlLogger
+from comlrl.loggers.report.write import write_report
+from comlrl.loggers.samples import SampleLogger
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.domain import CODE
 from comlrl.types import Score
-from loggers.episode_log import EpisodeLogger
-from loggers.jsonl import JsonlLogger
-from loggers.report.write import write_report
-from loggers.samples import SampleLogger
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.domain import CODE
 from tests.support.made_runs import agent_turn, code_score, node, tree
 
 HEAD = "def f(x):\n    return "

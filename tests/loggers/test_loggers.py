@@ -16,15 +16,15 @@ from typing import TypeVar
 import pytest
 from rich.console import Console
 
-import loggers
+from comlrl import loggers
 from comlrl.files import read_lines
+from comlrl.loggers.console import ConsoleLogger, clock, shown
+from comlrl.loggers.episode_log import EpisodeLogger
+from comlrl.loggers.jsonl import JsonlLogger
+from comlrl.loggers.samples import SampleLogger
 from comlrl.loop.progress import Progress, Remaining
 from comlrl.loop.records import Logger, LogMark, LogRecord
-from loggers.console import ConsoleLogger, clock, shown
-from loggers.episode_log import EpisodeLogger
-from loggers.jsonl import JsonlLogger
-from loggers.samples import SampleLogger
-from rewards.code.domain import CODE
+from comlrl.rewards.code.domain import CODE
 from tests.support.fakes import Clock, code_task
 from tests.support.made_runs import (
     node,
@@ -234,7 +234,7 @@ def test_tensorboard_scalars(tmp_path):
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
     )
-    from loggers.tensorboard import TensorBoardLogger
+    from comlrl.loggers.tensorboard import TensorBoardLogger
 
     logger = begun(TensorBoardLogger(tmp_path))
     logger.log(record(1, reward_mean=1.5, kl=float("nan")))
@@ -278,10 +278,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
-import loggers
+from comlrl import loggers
 from comlrl.loop.progress import Progress
 from comlrl.loop.records import LogMark
-from rewards.code.domain import CODE
+from comlrl.rewards.code.domain import CODE
 from tests.support.made_runs import record, scored_tree, settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
 section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
@@ -388,7 +388,7 @@ def test_trackio_resumed_is_the_same_run(tmp_path):
 def test_a_commands_only_work_is_shown_beside_its_output(monkeypatch, terminal):
     out, clock = io.StringIO(), Clock()
     screen = Console(file=out, width=60, force_terminal=terminal)
-    monkeypatch.setattr("loggers.console.Console", lambda **_: screen)
+    monkeypatch.setattr("comlrl.loggers.console.Console", lambda **_: screen)
     progress = Progress(clock)
     with shown(progress, "evaluating"):
         clock.now += 90

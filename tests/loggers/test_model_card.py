@@ -14,13 +14,13 @@ import pytest
 import torch
 import yaml
 
+from comlrl.loggers.model_card import write_model_card
 from comlrl.models.pretrained import build_team
+from comlrl.trainers.launch.wiring.assembly import build_sampler, saver
 from comlrl.types import Message, Request, Sampling
-from loggers.model_card import write_model_card
 from tests.support import tiny_models
 from tests.support.made_runs import make_run
 from tests.support.runs import ROOT
-from trainers.launch.wiring.assembly import build_sampler, saver
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comlrl.evaluation.scorecard import Entry
-from loggers.score_tables import score_shades, score_table
+from comlrl.loggers.score_tables import score_shades, score_table
 
 ENTRIES = {
     ("first", "codes"): Entry(mean=0.5, deviation=0.25, noise=0.03, seeds=3),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loggers.tables import counted
-from trainers.launch.__main__ import main
+from comlrl.loggers.tables import counted
+from comlrl.trainers.launch.__main__ import main
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from comlrl.loggers import weights_and_biases
+from comlrl.loggers.console import ConsoleLogger
+from comlrl.loggers.tables import code, plain, table
 from comlrl.loop.progress import Progress
-from loggers import weights_and_biases
-from loggers.console import ConsoleLogger
-from loggers.tables import code, plain, table
-from rewards.code.domain import CODE
+from comlrl.rewards.code.domain import CODE
 from tests.support.made_runs import record, scored_tree, settings
 
 HOSTILE = "a\x1b[31m|b\n| c | `d` \ud800\x07\u202e"

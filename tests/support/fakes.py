@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import (
     Attempt,
@@ -17,7 +18,6 @@ from comlrl.types import (
     Score,
     Task,
 )
-from rewards.code.domain import CODE
 
 SEED = 11
 SAMPLING = Sampling(1.0, 8)

@@ -10,9 +10,9 @@ from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.decisions import decisions_of
 from comlrl.loop.steps import Rolled
 from comlrl.models.team import Team
+from comlrl.trainers.magrpo import MAGRPOTrainer
 from comlrl.types import Sampling, Tree
 from comlrl.update.minibatches import Span
-from trainers.magrpo import MAGRPOTrainer
 
 SAMPLING = Sampling(0.8, 16)
 

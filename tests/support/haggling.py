@@ -13,10 +13,10 @@ from pathlib import Path
 import yaml
 
 from comlrl.evaluation.metrics import tree_metrics
+from comlrl.loggers import build, write_domain
 from comlrl.loop.progress import Progress
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import Conventions, Domain, Score, Task, Tree
-from loggers import build, write_domain
 from tests.support.made_runs import agent_turn, node, settings, tree
 
 ROLES = ("first buyer", "second buyer", "seller")

@@ -13,8 +13,8 @@ from comlrl.loop.records import Logger
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.processes.distributed import Processes
+from comlrl.rewards.code.domain import CODE
 from comlrl.types import Task
-from rewards.code.domain import CODE
 
 
 def loop(

@@ -12,15 +12,15 @@ from typing import Any
 import yaml
 
 from comlrl.evaluation.metrics import tree_metrics
+from comlrl.loggers import Loggers, write_domain
+from comlrl.loggers.episode_log import EpisodeLogger
+from comlrl.loggers.jsonl import JsonlLogger
+from comlrl.loggers.samples import SampleLogger
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Task, Tree
-from loggers import Loggers, write_domain
-from loggers.episode_log import EpisodeLogger
-from loggers.jsonl import JsonlLogger
-from loggers.samples import SampleLogger
-from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.domain import CODE
-from rewards.sandbox.outcome import TestOutcome
 from tests.support.fakes import code_task
 
 TASK = code_task("T/0", "def f(xs):\n    pass\n", "def check(candidate): ...", "f")

@@ -22,8 +22,8 @@ from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
 from comlrl.loop.checkpoint import tensors_of
-from trainers.launch.checks.validation import validate
-from trainers.launch.wiring.weights import run_algorithm
+from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.wiring.weights import run_algorithm
 
 ROOT = Path(__file__).parents[2]
 CLOCK = ("time", "second", "memory")  # parts of names of what depends on the clock or the machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 
 
 def workers(reward: CodeReward) -> list[Any]:

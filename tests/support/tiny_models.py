@@ -27,7 +27,7 @@ from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
-from trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.checks.validation import validate
 
 VOCABULARY = 300  # bytes, specials, and rows that no text has
 EOS, PAD = 256, 257

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.credit.decisions import decisions_of
+from comlrl.loggers.latent_log import LatentLogger
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.loop.steps import Rolled
 from comlrl.models.pretrained import build_team
+from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
+from comlrl.trainers.launch.wiring.assembly import build_critic_team, build_sampler
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.magrpo import MAGRPOTrainer
+from comlrl.trainers.ppo import PPOTrainer
+from comlrl.trainers.shppo import SHPPOTrainer
 from comlrl.types import Attempt, JointAction, Reward, Score, Task, Tree
 from comlrl.update.minibatches import Span
-from loggers.latent_log import LatentLogger
-from rewards.code.domain import CODE
 from tests.support import loops
 from tests.support.fakes import PROMPTS, code_task
 from tests.support.tiny_models import config, folder
-from trainers.launch.wiring.assembly import build_critic_team, build_sampler
-from trainers.launch.wiring.sampling_settings import sampling
-from trainers.magrpo import MAGRPOTrainer
-from trainers.ppo import PPOTrainer
-from trainers.shppo import SHPPOTrainer
 
 Value = Callable[[tuple[str, ...]], float | tuple[float, ...]]
 

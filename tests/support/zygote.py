@@ -23,11 +23,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "datasets", "transformers.models.qwen2.modeling_qwen2", "trl.trainer.reward_trainer",
-    "loggers.model_card", "loggers.report.pictures", "loggers.report.write", "loggers.tensorboard",
-    "rewards.code.reward", "rewards.writing.writing_domain", "trainers.launch.commands.evaluate",
-    "trainers.launch.commands.train", "trainers.launch.wiring.assembly",
-    "trainers.launch.wiring.labelling", "trainers.madpo", "trainers.magrpo", "trainers.marlhf",
-    "trainers.ppo", "trainers.shppo",
+    "comlrl.loggers.model_card", "comlrl.loggers.report.pictures", "comlrl.loggers.report.write",
+    "comlrl.loggers.tensorboard", "comlrl.rewards.code.reward",
+    "comlrl.rewards.writing.writing_domain", "comlrl.trainers.launch.commands.evaluate",
+    "comlrl.trainers.launch.commands.train", "comlrl.trainers.launch.wiring.assembly",
+    "comlrl.trainers.launch.wiring.labelling", "comlrl.trainers.madpo", "comlrl.trainers.magrpo",
+    "comlrl.trainers.marlhf", "comlrl.trainers.ppo", "comlrl.trainers.shppo",
 )  # fmt: skip
 LIVING: set[int] = set()
 
@@ -42,7 +43,7 @@ def module(path: Path) -> Any:
 
 
 def run(algorithm: str, argv: list[str]) -> int:
-    from trainers.launch.commands.train import main
+    from comlrl.trainers.launch.commands.train import main
 
     return main(algorithm, module(ROOT / f"train_{algorithm}.py").build, argv)
 

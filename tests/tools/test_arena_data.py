@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from comlrl.builtin import DATASETS
-from rewards.arena.shards import NAMES as NAMES_OF_HOLDERS
-from rewards.arena.shards import right_answer
+from comlrl.rewards.arena.shards import NAMES as NAMES_OF_HOLDERS
+from comlrl.rewards.arena.shards import right_answer
 from tests.support.runs import ROOT
 from tools.make_arena import SHIPPED, rows, write_shipped
 

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from comlrl.builtin import COOPMINI, COOPMINI_LONG
+from comlrl.rewards.code.conventions import convention, expected_convention
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.prompts import Prompts
-from rewards.code.conventions import convention, expected_convention
-from rewards.code.domain import CODE
 from tests.support.runs import ROOT
 from tools.coopmini.operations import DOMAINS, REDUCTIONS, THENS, Operation
 from tools.coopmini.problems import LONG, SHORT, Problem, helper_source, main_source

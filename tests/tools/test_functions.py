@@ -12,10 +12,10 @@ import pytest
 
 from comlrl.builtin import FUNCTIONS, LEVELS
 from comlrl.config.sections import DatasetConfig
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.tasks.datasets import load_tasks
 from comlrl.types import JointAction
-from rewards.code.domain import CODE
-from rewards.code.reward import CodeReward
 from tests.support.fakes import code_task
 from tools.make_functions import main, make_split, written
 

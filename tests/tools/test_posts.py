@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from comlrl.builtin import POSTS
-from rewards.writing.writing_reward import WORDS
+from comlrl.rewards.writing.writing_reward import WORDS
 from tests.support.runs import ROOT
 from tools.make_posts import (
     MAKER,

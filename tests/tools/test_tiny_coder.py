@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.builtin import COOPMINI, MODELS, TINY_CODER
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import JointAction, Message, Task
-from rewards.code.reward import CodeReward
 from tools.make_coopmini import MAKER
 from tools.tiny_coder.demonstrations import (
     CAREFUL,

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl.builtin import DATASETS, TINY_PLAYER
 from comlrl.config.sections import DatasetConfig
+from comlrl.rewards.arena.games import ARENA
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message
-from rewards.arena.games import ARENA
 from tools.tiny_player.pretrain import (
     divergence,
     make_batch,

@@ -25,14 +25,14 @@ from comlrl.rollout.grow import Rollout
 from comlrl.rollout.overlap import OverlappedRollout
 from comlrl.rollout.vllm.sampler import VLLMSampler
 from comlrl.rollout.vllm.servers import Servers
+from comlrl.trainers.magrpo import MAGRPOTrainer
+from comlrl.trainers.ppo import PPOTrainer
 from comlrl.types import Completion, Message, Request, Reward, Sampling, Score, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.fakes import PROMPTS, FakeTransition, task
 from tests.support.tiny_models import config, exact_norms
 from tests.support.tiny_trainers import rolled
-from trainers.magrpo import MAGRPOTrainer
-from trainers.ppo import PPOTrainer
 
 EOS, SIZE, LONGEST, PROMPT = 0, 4, 2, (1, 2, 3)
 SAMPLING = Sampling(0.8, LONGEST)

@@ -29,13 +29,13 @@ from comlrl.preferences.pair_batches import (
 )
 from comlrl.preferences.pairs import Round, TaskPairs
 from comlrl.processes.statistics import Sums
+from comlrl.trainers.madpo import MADPOTrainer
 from comlrl.types import Completion, Message, Sampling
 from tests.support import loops
 from tests.support.fakes import task
 from tests.support.runs import state
 from tests.support.tiny_models import EOS, VOCABULARY, config, prompt, team
 from tests.support.tiny_trainers import Recorder
-from trainers.madpo import MADPOTrainer
 
 SAMPLING = Sampling(0.7, 16)
 AGENTS = 3

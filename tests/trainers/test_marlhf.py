@@ -19,6 +19,8 @@ from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import Pair, Round, TaskPairs
 from comlrl.preferences.reward_model import Facts, ModelReward
 from comlrl.preferences.reward_training import RewardBase
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.marlhf import MARLHFTrainer, text_pairs
 from comlrl.types import Score, Tree
 from tests.support import loops
 from tests.support.fakes import task
@@ -26,8 +28,6 @@ from tests.support.made_runs import TASK, node
 from tests.support.preferences import candidates
 from tests.support.runs import ROOT, Zygote, metrics
 from tests.support.tiny_trainers import Recorder
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.marlhf import MARLHFTrainer, text_pairs
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
 
@@ -200,8 +200,8 @@ def fits(monkeypatch) -> list[int]:
         found.append(len(pairs))
         return FakeModel(Facts(base="fake", max_length=64))
 
-    monkeypatch.setattr("trainers.marlhf.train", fit)
-    monkeypatch.setattr("trainers.marlhf.begin", lambda base, facts, *_: FakeModel(facts))
+    monkeypatch.setattr("comlrl.trainers.marlhf.train", fit)
+    monkeypatch.setattr("comlrl.trainers.marlhf.begin", lambda base, facts, *_: FakeModel(facts))
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import ctypes, resource
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: pages of one size
-from trainers.launch.wiring.allocator import keep_freed
+from comlrl.trainers.launch.wiring.allocator import keep_freed
 if {kept}:
     keep_freed()
 for size in [20, *[16, 24] * 20]:  # MB; the first makes place

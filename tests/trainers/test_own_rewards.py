@@ -17,11 +17,13 @@ from comlrl.errors import UserError
 from comlrl.evaluation.contributions import summary
 from comlrl.evaluation.estimates import task_rows
 from comlrl.evaluation.metrics import measures, tree_metrics
+from comlrl.loggers.samples import episode
+from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import policy_gradient
-from loggers.samples import episode
-from rewards.code.domain import CODE
 from tests.support.fakes import (
     PROMPTS,
     SAMPLING,
@@ -33,8 +35,6 @@ from tests.support.fakes import (
     task,
 )
 from tests.support.plain_chains import chains_of
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.resolved_work import Work
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).
 PAYOFF = torch.tensor([[[3.0, 0.0], [5.0, 1.0]], [[3.0, 5.0], [0.0, 1.0]]], dtype=torch.float64)

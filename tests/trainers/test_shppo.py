@@ -12,6 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from comlrl.processes.statistics import Sums
+from comlrl.trainers.launch.wiring.assembly import saver
 from comlrl.update.losses import latent_logprob
 from comlrl.update.policy_update import PolicyUpdate
 from tests.support.latents import saved_policy
@@ -19,7 +20,6 @@ from tests.support.plain_chains import chains_of
 from tests.support.runs import state
 from tests.support.tiny_models import folder
 from tests.support.tiny_trainers import build, grown, rolled, share_of_letters
-from trainers.launch.wiring.assembly import saver
 
 
 def last(trainer):

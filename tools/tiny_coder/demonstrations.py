@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.prompt_templates import helper_names
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Message, Task
-from rewards.code.domain import CODE
-from rewards.code.prompt_templates import helper_names
 from tools.coopmini.operations import REDUCTIONS, THENS
 from tools.coopmini.problems import (
     LONG,

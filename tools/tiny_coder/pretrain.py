@@ -23,10 +23,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from comlrl.builtin import TINY_CODER
+from comlrl.external.plain import Plain
 from comlrl.models.pretrained import multiplies_bfloat16_fast
-from external.plain import Plain
-from rewards.code.modes import LevelFeedback, LevelPassed, Passed
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.modes import LevelFeedback, LevelPassed, Passed
+from comlrl.rewards.code.reward import CodeReward
 from tools.make_coopmini import LONG_MAKER, MAKER
 from tools.tiny_coder.demonstrations import (
     CAREFUL,

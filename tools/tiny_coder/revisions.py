@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from comlrl.rewards.code.prompt_templates import helper_names
+from comlrl.rewards.code.reward import greatest_reward
 from comlrl.tasks.history import Exchange, next_prompt
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Attempt, JointAction, Score, Task, Transition
-from rewards.code.prompt_templates import helper_names
-from rewards.code.reward import greatest_reward
 from tools.coopmini.problems import Problem
 from tools.tiny_coder.demonstrations import (
     PROMPTS,

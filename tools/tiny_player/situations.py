@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from comlrl.rewards.arena.game import Game, PartnersAnswer
+from comlrl.rewards.arena.games import ARENA
 from comlrl.tasks.history import Exchange, next_prompt, with_handed_on
 from comlrl.tasks.prompts import Prompts, plain_text
 from comlrl.types import Attempt, Message, Score, Task
-from rewards.arena.game import Game, PartnersAnswer
-from rewards.arena.games import ARENA
 from tools.make_arena import NUMBERS, QUESTIONS, SYMBOLS
 
 TURNS = (2, 2, 2, 3, 3, 4, 5)  # the turn that is shown, as often as it is met

@@ -20,13 +20,12 @@ from comlrl.errors import UserError, in_one_line, notice
 from comlrl.files import read_lines
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.run_files import ADAPTER, BEST_MODEL, DOMAIN, FINAL_MODEL, METRICS, REPORT
-from comlrl.types import Reward, Score, Task
-from trainers.launch.checks.shipped import config_file
-from trainers.launch.commands import evaluate as evaluation
-from trainers.launch.commands import evaluation_plan
-from trainers.launch.commands.command_line import FLAGS, resolve
-from trainers.launch.commands.train import check, execute, no_weights_notice
-from trainers.launch.python_objects import (
+from comlrl.trainers.launch.checks.shipped import config_file
+from comlrl.trainers.launch.commands import evaluate as evaluation
+from comlrl.trainers.launch.commands import evaluation_plan
+from comlrl.trainers.launch.commands.command_line import FLAGS, resolve
+from comlrl.trainers.launch.commands.train import check, execute, no_weights_notice
+from comlrl.trainers.launch.python_objects import (
     FunctionReward,
     Rows,
     TemplateDomain,
@@ -37,8 +36,9 @@ from trainers.launch.python_objects import (
     sources_of,
     task_splits,
 )
-from trainers.launch.wiring import hub, weights
-from trainers.launch.wiring.load import config_of
+from comlrl.trainers.launch.wiring import hub, weights
+from comlrl.trainers.launch.wiring.load import config_of
+from comlrl.types import Reward, Score, Task
 
 if TYPE_CHECKING:
     from comlrl.programs.program import Play
@@ -86,7 +86,7 @@ class Run:
     def report(self) -> Report:
         """Return the run's page; ``run.report.open()`` shows it in a browser."""
         if not (self.path / REPORT).exists():
-            from loggers.report.write import write_report
+            from comlrl.loggers.report.write import write_report
 
             write_report(self.path)
         return Report(self.path / REPORT)
@@ -179,8 +179,7 @@ def train(
 
             def build(run: Any) -> Any:
                 folders.append(run.run_dir)
-                beside = __package__.removesuffix("trainers.launch")
-                return importlib.import_module(f"{beside}train_{algorithm}").build(run)
+                return importlib.import_module(f"comlrl.train_{algorithm}").build(run)
 
             force = resume == "force"
             code = execute(resolved, work, build, signals, bool(resume), force, raises=True)

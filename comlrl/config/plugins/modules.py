@@ -18,7 +18,6 @@ from types import ModuleType
 from comlrl import files
 from comlrl.errors import UserError
 
-PROJECT = Path(__file__).resolve().parents[3]
 MODULES = "modules.json"  # of a run: the user's own modules, file → SHA-256
 
 
@@ -67,13 +66,12 @@ def is_beside(module: str, folder: Path) -> bool:
 
 
 def check_name(module: str, folder: Path) -> None:
-    """Raise UserError for a module beside the YAML file with a name of Python's, of this project's
-    or of a module that is imported already from elsewhere."""
+    """Raise UserError for a module beside the YAML file with a name of Python's or of
+    a module that is imported already from elsewhere."""
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)
     elsewhere = loaded is not None and top not in _sources and not _lies_in(loaded, folder)
-    project = folder != PROJECT and (PROJECT / top).is_dir()
-    if top in sys.stdlib_module_names or project or elsewhere:
+    if top in sys.stdlib_module_names or elsewhere:
         raise UserError(f"another module is named `{top}`; rename that in {folder}")
 
 

@@ -17,9 +17,9 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rewards.code.analysis.excess import is_excessive
-from rewards.code.analysis.parsing import first_line, is_long, parse, source_of
-from rewards.code.analysis.scopes import Definition, Names
+from comlrl.rewards.code.analysis.excess import is_excessive
+from comlrl.rewards.code.analysis.parsing import first_line, is_long, parse, source_of
+from comlrl.rewards.code.analysis.scopes import Definition, Names
 
 MAX_PROSE = 20  # statements of a text in which words that happen to be a header are looked for
 MAX_READ = 8  # times its own size that a text which does not parse is read

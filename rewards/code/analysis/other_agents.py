@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from rewards.code.analysis.extraction import Function, Part
-from rewards.code.analysis.parsing import parse, written
+from comlrl.rewards.code.analysis.extraction import Function, Part
+from comlrl.rewards.code.analysis.parsing import parse, written
 
 
 def without_others(part: Part, others: frozenset[str]) -> Part | None:

@@ -11,7 +11,7 @@ import ast
 import re
 import warnings
 
-from rewards.code.analysis.excess import MAX_DEPTH
+from comlrl.rewards.code.analysis.excess import MAX_DEPTH
 
 MAX_BYTES = 64 << 10
 MAX_LEVELS = MAX_DEPTH + 10  # of a tree: a definition that is not excessive, and what is around it

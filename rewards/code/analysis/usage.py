@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rewards.code.analysis.scopes import Definition, Names, Variable
+from comlrl.rewards.code.analysis.scopes import Definition, Names, Variable
 
 
 @dataclass(frozen=True, slots=True)

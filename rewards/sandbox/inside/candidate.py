@@ -27,7 +27,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from rewards.sandbox.inside import confine, replaced_results, seccomp, wire
+from comlrl.rewards.sandbox.inside import confine, replaced_results, seccomp, wire
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn

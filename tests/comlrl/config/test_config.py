@@ -16,10 +16,10 @@ from comlrl.config.keys import keys_of
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.sections import Root
 from comlrl.errors import UserError
+from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.wiring.vllm_urls import urls
 from tests.support.runs import read_config
-from trainers.launch.checks.validation import validate
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring.vllm_urls import urls
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = str(ROOT / "configs" / "magrpo_quickstart.yaml")

@@ -9,8 +9,8 @@ import pytest
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config.paths import absolute, searched
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.train import main
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.train import main
 
 
 @pytest.fixture

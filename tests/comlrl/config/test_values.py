@@ -10,8 +10,8 @@ import pytest
 from comlrl.config.loader import Loader
 from comlrl.config.yaml_values import parse_override
 from comlrl.errors import UserError
-from trainers.launch.commands.command_line import sections_of
-from trainers.launch.commands.search import read_sweep
+from comlrl.trainers.launch.commands.command_line import sections_of
+from comlrl.trainers.launch.commands.search import read_sweep
 
 HUGE = "0x" + "f" * 4000
 EIGHT = "[{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}]"

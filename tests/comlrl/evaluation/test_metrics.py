@@ -13,14 +13,14 @@ import torch
 
 from comlrl.evaluation import metrics as metrics_module
 from comlrl.evaluation.metrics import task_reward
+from comlrl.loggers.episode_log import EpisodeLogger
+from comlrl.loggers.report.run_data import Run, read_run
+from comlrl.loggers.samples import sample
 from comlrl.loop.records import LogMark, LogRecord
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.types import Node, Score, Tree
-from loggers.episode_log import EpisodeLogger
-from loggers.report.run_data import Run, read_run
-from loggers.samples import sample
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.domain import CODE
-from rewards.sandbox.outcome import TestOutcome
 from tests.support.documented import documented
 from tests.support.fakes import code_task
 from tests.support.made_runs import TASK, agent_turn, make_run, node, tree

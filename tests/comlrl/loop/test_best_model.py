@@ -90,7 +90,7 @@ def test_it_needs_evaluations() -> None:
     ids=str,
 )
 def test_adapters_are_saved_unless_switched_off(keys: dict, keeps: bool) -> None:
-    from trainers.launch.commands.train import no_weights_notice
+    from comlrl.trainers.launch.commands.train import no_weights_notice
 
     config = tiny_models.config(**keys)
     assert config.keeps_final_model == keeps

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from comlrl.loggers import Loggers
 from comlrl.loop import checkpoint
 from comlrl.loop.loop import ENV_STEPS, Loop
 from comlrl.loop.progress import EVALUATING, TRAINING, Progress, Remaining, Written
 from comlrl.loop.steps import Gathered
 from comlrl.types import Task
-from loggers import Loggers
 from tests.support import loops
 from tests.support.fakes import Clock
 

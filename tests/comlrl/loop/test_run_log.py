@@ -5,8 +5,8 @@ from __future__ import annotations
 from comlrl.loop.records import LogRecord
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Step
+from comlrl.rewards.code.domain import CODE
 from comlrl.update.minibatches import Span
-from rewards.code.domain import CODE
 
 
 class Records:

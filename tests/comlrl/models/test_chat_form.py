@@ -12,12 +12,12 @@ from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team, load_encoder
 from comlrl.models.prompt_encoder import PromptEncoder
 from comlrl.tasks.prompts import Prompts
+from comlrl.trainers.launch.checks.at_hand import agents_at_hand
+from comlrl.trainers.launch.commands import command_line
 from comlrl.types import Message
 from tests.support import tiny_tokenizers as tokenizers
 from tests.support.tiny_models import CHAT, EOS, config, folder, tokenizer
 from tests.support.tiny_tokenizers import CHATML, GEMMA, LLAMA3, MISTRAL
-from trainers.launch.checks.at_hand import agents_at_hand
-from trainers.launch.commands import command_line
 
 QUICKSTART = Path(__file__).parents[3] / "configs/magrpo_quickstart.yaml"
 

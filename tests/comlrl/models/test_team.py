@@ -14,10 +14,10 @@ from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
+from comlrl.trainers.launch.wiring.weights import locate, read_weights
 from comlrl.types import Message, Request, Sampling
 from tests.support.runs import state
 from tests.support.tiny_models import EOS, PAD, STOPS, config, folder, prompt, team
-from trainers.launch.wiring.weights import locate, read_weights
 
 IDS = torch.tensor([prompt("def f(x): return x")])
 

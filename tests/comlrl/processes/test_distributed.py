@@ -85,13 +85,13 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
     from comlrl.rollout.grow import Rollout
+    from comlrl.trainers.launch.wiring.assembly import build_critic_team, build_sampler
+    from comlrl.trainers.magrpo import MAGRPOTrainer
+    from comlrl.trainers.ppo import PPOTrainer
+    from comlrl.trainers.shppo import SHPPOTrainer
     from comlrl.types import Sampling
     from tests.support.fakes import PROMPTS, FakeTransition, task
     from tests.support.tiny_trainers import Recorder
-    from trainers.launch.wiring.assembly import build_critic_team, build_sampler
-    from trainers.magrpo import MAGRPOTrainer
-    from trainers.ppo import PPOTrainer
-    from trainers.shppo import SHPPOTrainer
 
     distributed.start()
     if keys.get("critic_model"):

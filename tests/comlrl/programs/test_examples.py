@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction, Task
-from rewards.code.reward import CodeReward
 from tests.support.documented import programs
 from tests.support.fakes import code_task
 from tests.support.runs import ROOT

@@ -9,12 +9,12 @@ import string
 import pytest
 
 from comlrl.keyed import uniforms
+from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.reading import History
 from comlrl.tasks.history import PromptTooLongError
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Message, Score, Shape
-from rewards.code.domain import CODE
 from tests.support.fakes import (
     PROMPTS,
     SAMPLING,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
 from comlrl.rollout.reading import History
 from comlrl.tasks.history import PromptTooLongError
 from comlrl.types import Message, Shape, Tree
-from rewards.code.domain import CODE
 from tests.support.fakes import (
     PROMPTS,
     SAMPLING,

@@ -11,8 +11,8 @@ import pytest
 from comlrl.builtin import COOPMINI
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.datasets import apart, load_tasks, split_size
-from rewards.code.domain import CODE
 
 
 def rows(count: int) -> list[dict]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loggers.report.heat_map import write_heat_map
+from comlrl.loggers.report.heat_map import write_heat_map
 
 
 def test_the_picture_is_written_where_values_are_missing(tmp_path):

@@ -16,23 +16,23 @@ import pytest
 from matplotlib.figure import Figure
 
 from comlrl.evaluation.intervals import bootstrap_interval
+from comlrl.loggers import write_domain
+from comlrl.loggers.jsonl import JsonlLogger
+from comlrl.loggers.report.chart import Chart, Series, smoothed
+from comlrl.loggers.report.charts import sections
+from comlrl.loggers.report.comparison import curve, grouped, write_comparison
+from comlrl.loggers.report.lines import learning_series, unsolved_share
+from comlrl.loggers.report.pictures import draw
+from comlrl.loggers.report.run_data import ReportError, Run, read_run
+from comlrl.loggers.report.sample_episodes import episodes
+from comlrl.loggers.report.svg import drawings, label, ticks
+from comlrl.loggers.report.write import render, write_report
+from comlrl.loggers.views.code import python
 from comlrl.loop.records import LogMark, LogRecord
-from loggers import write_domain
-from loggers.jsonl import JsonlLogger
-from loggers.report.chart import Chart, Series, smoothed
-from loggers.report.charts import sections
-from loggers.report.comparison import curve, grouped, write_comparison
-from loggers.report.lines import learning_series, unsolved_share
-from loggers.report.pictures import draw
-from loggers.report.run_data import ReportError, Run, read_run
-from loggers.report.sample_episodes import episodes
-from loggers.report.svg import drawings, label, ticks
-from loggers.report.write import render, write_report
-from loggers.views.code import python
-from rewards.code.domain import CODE
+from comlrl.rewards.code.domain import CODE
+from comlrl.trainers.launch.commands.report import main
 from tests.support.html_page import Page
 from tests.support.made_runs import logged, make_run, settings
-from trainers.launch.commands.report import main
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,7 +105,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
     before = (moved / "report.html").read_text()
     (moved / "report.html").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "trainers.launch", "report", str(moved)],
+        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(moved)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -114,7 +114,7 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
 
 def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "trainers.launch", "report", str(tmp_path)],
+        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2

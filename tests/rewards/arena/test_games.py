@@ -11,12 +11,12 @@ import pytest
 from comlrl.builtin import DATASETS
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
+from comlrl.rewards.arena import chores, climbing, codebook, dilemma, levers, lock, shards
+from comlrl.rewards.arena.game import Bounds, PartnersAnswer, first_legal
+from comlrl.rewards.arena.games import ARENA
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
-from rewards.arena import chores, climbing, codebook, dilemma, levers, lock, shards
-from rewards.arena.game import Bounds, PartnersAnswer, first_legal
-from rewards.arena.games import ARENA
 from tools.make_arena import rows
 
 

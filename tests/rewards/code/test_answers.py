@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards.code.joint_program import contribution
+from comlrl.rewards.code.joint_program import contribution
 
 ANSWERS = Path(__file__).with_name("answers.txt").read_text(encoding="utf-8")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from comlrl.errors import UserError
+from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.prompts import Prompts
-from rewards.code.domain import CODE
 from tests.support.fakes import code_task
 
 ITEMS = 'def f(xs, k=2):\n    """Return the sum of the even numbers in xs."""\n'

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import external
+from comlrl import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.errors import UserError
+from comlrl.rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from comlrl.rewards.code.diagnosis import surfaced
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Transition
-from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.diagnosis import surfaced
-from rewards.code.domain import CODE
-from rewards.code.reward import CodeReward
-from rewards.sandbox.outcome import TestOutcome
 from tests.support.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "feedback.txt"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction
-from rewards.code.domain import CODE
-from rewards.code.reward import CodeReward
 
 PROMPT = "def f(xs):\n    '''Sorts.'''\n"
 TEST = "def check(candidate):\n    assert candidate([2, 1]) == [1, 2]\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.prompt_templates import helper_names, of_call, signature
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Task
-from rewards.code.domain import CODE
-from rewards.code.prompt_templates import helper_names, of_call, signature
 from tests.support.fakes import code_task
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "prompts.txt"

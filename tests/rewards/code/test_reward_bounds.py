@@ -7,14 +7,14 @@ import marshal
 
 import pytest
 
+from comlrl.rewards.code import bounds
+from comlrl.rewards.code import joint_program as program
+from comlrl.rewards.code import reward as reward_module
+from comlrl.rewards.code.analysis.parsing import MAX_BYTES
+from comlrl.rewards.code.bounds import Memo, check_names, written_out
+from comlrl.rewards.code.breakdown import SyntaxProblem
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction
-from rewards.code import bounds
-from rewards.code import joint_program as program
-from rewards.code import reward as reward_module
-from rewards.code.analysis.parsing import MAX_BYTES
-from rewards.code.bounds import Memo, check_names, written_out
-from rewards.code.breakdown import SyntaxProblem
-from rewards.code.reward import CodeReward
 from tests.support.fakes import code_task
 
 HEAD = "def f(x):\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
 from tests.support.fakes import code_task
 
 TEST = """

@@ -8,10 +8,10 @@ from fractions import Fraction
 
 import pytest
 
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.inside.replaced_results import another
 from comlrl.types import JointAction
-from rewards.code.domain import CODE
-from rewards.code.reward import CodeReward
-from rewards.sandbox.inside.replaced_results import another
 from tests.support.benchmark_rows import Problem
 from tests.support.fakes import code_task
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.code_rewards import execution_breakdowns_aux, execution_reward_aux
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.code_rewards import execution_breakdowns_aux, execution_reward_aux
 from tests.support.fakes import code_task
 
 VARIANTS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
 from tests.support.fakes import code_task
 
 TEST = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from comlrl.rewards.code.solve_review import play
 from comlrl.types import Score
-from rewards.code.solve_review import play
 from tests.support.fakes import code_task
 
 TASK = code_task("t", "def pick(a, b):\n    '''{x}'''\n", "def check(candidate): ...", "pick")

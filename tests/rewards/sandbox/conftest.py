@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.sandbox.levels import LEVELS, failure
+from comlrl.rewards.sandbox.levels import LEVELS, failure
 
 
 @pytest.fixture(scope="module", params=LEVELS)

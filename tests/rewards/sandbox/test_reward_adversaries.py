@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.inside.confine import FIRST_UID
+from comlrl.rewards.sandbox.levels import LEVELS, failure
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.sandbox.inside.confine import FIRST_UID
-from rewards.sandbox.levels import LEVELS, failure
 from tests.support.fakes import code_task
 from tests.support.marks import some_slow
 from tests.support.sandbox import workers

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.checks import TestError, split_check
 from comlrl.types import JointAction, Task
-from rewards.code.domain import CODE
-from rewards.code.reward import CodeReward
-from rewards.sandbox.checks import TestError, split_check
 
 
 def sources(body: str, entry_point: str = "f", module: str = "") -> list[str]:

@@ -10,9 +10,9 @@ import socket
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.levels import LEVELS
 from comlrl.types import JointAction, Task
-from rewards.code.reward import CodeReward
-from rewards.sandbox.levels import LEVELS
 from tests.support.fakes import code_task
 from tests.support.marks import some_slow
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox.inside import wire
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.sandbox.inside import wire
 from tests.support.fakes import code_task
 
 ROOT = Path(__file__).parents[3]

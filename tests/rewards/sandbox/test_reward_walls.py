@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox import folders, launch
+from comlrl.rewards.sandbox.inside.confine import SCRATCH_FILES
+from comlrl.rewards.sandbox.launch import Limits, Sandbox
+from comlrl.rewards.sandbox.levels import failure
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.sandbox import folders, launch
-from rewards.sandbox.inside.confine import SCRATCH_FILES
-from rewards.sandbox.launch import Limits, Sandbox
-from rewards.sandbox.levels import failure
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
 
@@ -245,7 +245,7 @@ def wait_on_the_page(number: int) -> None:
 KILLED = """
 import os, sys
 from comlrl.types import JointAction, Task
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 fields = {"prompt": "", "test": "def check(c):\\n    assert c(1) == 1", "entry_point": "f"}
 reward = CodeReward(workers=2, isolation=sys.argv[1])
 reward.score([JointAction(Task("t", fields), ("def f(x): return x",))])

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.rewards.code.reward import CodeReward
+from comlrl.rewards.sandbox import levels, pool
+from comlrl.rewards.sandbox.launch import SandboxError
 from comlrl.types import JointAction
-from rewards.code.reward import CodeReward
-from rewards.sandbox import levels, pool
-from rewards.sandbox.launch import SandboxError
 from tests.support.fakes import code_task
 from tests.support.sandbox import workers
 
@@ -76,7 +76,7 @@ def test_an_interrupted_call_leaves_nothing_behind():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr("rewards.code.reward.CACHED", 8)
+    monkeypatch.setattr("comlrl.rewards.code.reward.CACHED", 8)
     with CodeReward(workers=1) as reward:
         for start in range(0, 40, 5):
             reward.score(actions(*squares(40)[start : start + 5]))
@@ -165,7 +165,7 @@ def test_workers_end_with_the_trainer():
     """The trainer is killed without a chance to clean up."""
     program = """
 import os, sys
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 from comlrl.types import JointAction, Task
 reward = CodeReward(workers=2)
 fields = {"prompt": "", "test": "def check(c):\\n    assert c(1) == 1", "entry_point": "f"}
@@ -186,7 +186,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_workers_import_nothing_heavy():
-    program = "import sys; import rewards.sandbox.judge; print(*sys.modules)"
+    program = "import sys; import comlrl.rewards.sandbox.judge; print(*sys.modules)"
     command = [sys.executable, "-S", "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     modules = {name.partition(".")[0] for name in done.stdout.split()}
@@ -283,7 +283,7 @@ if not os.access(ROOT, os.X_OK): sys.exit("skip: the repository is out of others
 if os.system(PROBE): sys.exit("skip: a plain user may not start this level here")
 sys.path.insert(0, ROOT)
 from comlrl.types import JointAction, Task
-from rewards.code.reward import CodeReward
+from comlrl.rewards.code.reward import CodeReward
 libc = ctypes.CDLL(None)
 memory = libc.shmget(0, 4096, 0o1600)
 with tempfile.NamedTemporaryFile("w") as canary, CodeReward(1, 2.0, 256, LEVEL) as reward:

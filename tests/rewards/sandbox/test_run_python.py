@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rewards.run_python import MAX_ERROR, MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
+from comlrl.rewards.run_python import MAX_ERROR, MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
 
 
 def test_output_and_input():

@@ -10,11 +10,11 @@ import pytest
 from comlrl.builtin import POSTS
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
+from comlrl.rewards.writing.writing_domain import LARGEST_TEAM, WRITING
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.types import Attempt, JointAction, Score, Task
-from rewards.writing.writing_domain import LARGEST_TEAM, WRITING
-from trainers.launch.commands.command_line import parse_arguments, resolve
 
 TASK = Task("post", {"prompt": "TITLE: Shoes\n\nPOST: A fox took them {all}.\n\nTL;DR:\n"})
 TEXTS = ("a b c d e f g h", "but a b c d e f g h i j k l m n o")

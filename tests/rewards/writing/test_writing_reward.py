@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comlrl.types import JointAction, Score, Task
-from rewards.writing.words import STOPWORDS, TRANSITIONS, content_words, transition_kinds, words
-from rewards.writing.writing_reward import (
+from comlrl.rewards.writing.words import (
+    STOPWORDS,
+    TRANSITIONS,
+    content_words,
+    transition_kinds,
+    words,
+)
+from comlrl.rewards.writing.writing_reward import (
     GREATEST,
     PARTS,
     Step,
@@ -22,6 +27,7 @@ from rewards.writing.writing_reward import (
     style_score,
     unique_score,
 )
+from comlrl.types import JointAction, Score, Task
 
 CONCISE = "The red fox took my shoe, and nobody saw it."  # 10 words, 44 characters
 DETAILED = (

@@ -12,9 +12,9 @@ import yaml
 from peft import PeftModel
 
 import comlrl
+from comlrl.trainers.launch.commands import evaluate as evaluate_command
+from comlrl.trainers.launch.commands import train as train_command
 from tests.support.runs import CLOCK
-from trainers.launch.commands import evaluate as evaluate_command
-from trainers.launch.commands import train as train_command
 
 ROWS = [{"prompt": "def f():"}, {"prompt": "def g():"}, {"prompt": "def h():"}]
 AGENTS = {"aux": "# help\n{prompt}\n", "main": "{prompt}\n    return "}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS
+from comlrl.trainers.launch.wiring.hub import model_folder
+from comlrl.trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
 from comlrl.types import Message
-from trainers.launch.wiring.hub import model_folder
-from trainers.launch.wiring.resolved_work import Work
-from trainers.launch.wiring.sampling_settings import sampling
-from trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
 
 if TYPE_CHECKING:
     from comlrl.models.prompt_encoder import PromptEncoder

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from comlrl.quoting import one_line
+from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.types import JointAction, Task
-from trainers.launch.wiring.resolved_work import Work
 
 
 def check_solutions(

@@ -9,9 +9,9 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import SECTIONS as SHARED
 from comlrl.config.unused import without_effect
 from comlrl.tasks.prompts import PREFILL, REVISION
-from trainers.launch.wiring import sampling_settings, vllm
-from trainers.launch.wiring.resolved_work import Work, resolve_work
-from trainers.launch.wiring.vllm_urls import urls
+from comlrl.trainers.launch.wiring import sampling_settings, vllm
+from comlrl.trainers.launch.wiring.resolved_work import Work, resolve_work
+from comlrl.trainers.launch.wiring.vllm_urls import urls
 
 
 def validate(config: Config) -> Work:

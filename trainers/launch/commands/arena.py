@@ -33,22 +33,27 @@ from comlrl.evaluation.scorecard import (
 from comlrl.files import tolerant_terminal
 from comlrl.processes.cores import available_cores
 from comlrl.run_files import SUMMARY
-from trainers.launch.checks.shipped import LAUNCH
-from trainers.launch.commands import arena_cells
-from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
-from trainers.launch.commands.child_runs import (
+from comlrl.trainers.launch.checks.shipped import LAUNCH
+from comlrl.trainers.launch.commands import arena_cells
+from comlrl.trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
+from comlrl.trainers.launch.commands.child_runs import (
     INTERRUPTED,
     ChildRuns,
     environment,
     last_error,
     last_line,
 )
-from trainers.launch.commands.command_line import Parser, parse_arguments, print_written, resolve
+from comlrl.trainers.launch.commands.command_line import (
+    Parser,
+    parse_arguments,
+    print_written,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from comlrl.config.resolved import Config
-    from rewards.arena.game import Bounds
-    from trainers.launch.wiring.resolved_work import Work
+    from comlrl.rewards.arena.game import Bounds
+    from comlrl.trainers.launch.wiring.resolved_work import Work
 
 JOINT_ACTIONS = 6_400
 
@@ -161,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Run the arena's scorecard.", allow_abbrev=False)
+    parser = Parser("arena", description="Run the arena's scorecard.")
     add = parser.add_argument
     add("--algorithms", metavar="A,B", help=f"default: all ({', '.join(ALGORITHMS)})")
     add("--tasks", metavar="A,B", help=f"default: all ({', '.join(TASKS)})")
@@ -234,7 +239,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
 def _bounds(config: Config, work: Work) -> Bounds:
     """Compute the bounds of an episode's value, averaged over the evaluation split."""
     from comlrl.builtin import DATASETS
-    from rewards.arena.game import Bounds, Game
+    from comlrl.rewards.arena.game import Bounds, Game
 
     section, game, reward = config.section, work.domain, work.build_reward()
     assert isinstance(game, Game)
@@ -353,8 +358,8 @@ def _strangers(
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     """Write ``arena.json``, ``arena.md`` and ``arena.png``, and print the table and the heat
     map."""
-    from loggers.report.heat_map import write_heat_map
-    from loggers.score_tables import score_shades, score_table
+    from comlrl.loggers.report.heat_map import write_heat_map
+    from comlrl.loggers.score_tables import score_shades, score_table
 
     found, names = entries(outcomes), list(arena.algorithms)
     result = {

@@ -21,7 +21,7 @@ from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig
 from comlrl.config.keys import keys_of
 from comlrl.config.plugins.targets import near
 from comlrl.errors import UserError
-from trainers.launch.cost.tree_size import Growth, growth
+from comlrl.trainers.launch.cost.tree_size import Growth, growth
 
 MODEL = "builtin:tiny-player"
 BATCH = 8  # tasks of a training step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,9 +14,9 @@ from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, load_yaml, parse_override, parse_value
 from comlrl.errors import UserError
 from comlrl.quoting import one_line
-from trainers.launch.checks.shipped import CONFIGS, config_file
-from trainers.launch.checks.validation import notices, validate
-from trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.checks.shipped import CONFIGS, config_file
+from comlrl.trainers.launch.checks.validation import notices, validate
+from comlrl.trainers.launch.wiring.resolved_work import Work
 
 DEFAULT_CONFIGS = {name: CONFIGS / f"{name}_he_config.yaml" for name in ("ppo", "shppo")}
 
@@ -38,7 +39,14 @@ MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
 
 class Parser(argparse.ArgumentParser):
     """A parser whose mistakes are reported in one line, and which reads ``--a.b=value``, as W&B's
-    sweeps pass settings, like ``--override a.b=value``."""
+    sweeps pass settings, like ``--override a.b=value``. ``command`` follows ``comlrl``, where that
+    is how the process was started."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        script = Path(sys.argv[0]).name
+        started_as_script = script.endswith(".py") and script != "__main__.py"
+        program = script if started_as_script else f"comlrl {command}"
+        super().__init__(prog=program, allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, rest = super().parse_known_args(args, namespace)
@@ -59,9 +67,9 @@ def print_written(path: Path | str) -> None:
 def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     default = DEFAULT_CONFIGS.get(algorithm)
     parser = Parser(
+        f"train {algorithm}",
         description=f"Train with {algorithm.upper()}.",
         epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--config",

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
-from trainers.launch.commands.command_line import print_written
-from trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from trainers.launch.wiring import hub, init_from, replacements, weights
-from trainers.launch.wiring.assembly import (
+from comlrl.trainers.launch.commands.command_line import print_written
+from comlrl.trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
+from comlrl.trainers.launch.wiring import hub, init_from, replacements, weights
+from comlrl.trainers.launch.wiring.assembly import (
     build_player,
     build_rewards,
     build_sampler,
 )
-from trainers.launch.wiring.machine import deterministic
-from trainers.launch.wiring.sampling_settings import sampling
-from trainers.launch.wiring.task_splits import fitting
+from comlrl.trainers.launch.wiring.machine import deterministic
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.task_splits import fitting
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     """Evaluate a team or baseline, write the table, JSON and Markdown, and return what the JSON
     holds."""
     from comlrl.evaluation.estimates import estimates, task_rows
-    from loggers.tables import evaluation_table
+    from comlrl.loggers.tables import evaluation_table
 
     stage = build(plan, caching=False)
     try:
@@ -119,10 +119,10 @@ def cross_play(plan: Plan) -> int:
     heat map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
-    from loggers.report.heat_map import write_heat_map
-    from loggers.tables import cross_play_table, sides
-    from loggers.views import view_of
-    from loggers.views.view import listed
+    from comlrl.loggers.report.heat_map import write_heat_map
+    from comlrl.loggers.tables import cross_play_table, sides
+    from comlrl.loggers.views import view_of
+    from comlrl.loggers.views.view import listed
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
@@ -170,7 +170,7 @@ def replace_agents(plan: Plan) -> int:
     as JSON and Markdown."""
     from comlrl.evaluation import contributions
     from comlrl.evaluation.estimates import estimates, task_rows
-    from loggers.tables import replacement_table
+    from comlrl.loggers.tables import replacement_table
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
@@ -257,8 +257,8 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
     """Record the progress of the answers beside the output; ``teams``: the most that sample new
     ones."""
     from comlrl.evaluation import baselines
+    from comlrl.loggers.console import shown
     from comlrl.loop.progress import Progress, Written
-    from loggers.console import shown
 
     section = plan.config.section
     if plan.baseline is not None:

@@ -20,13 +20,13 @@ from comlrl.config.plugins.modules import digests, kept
 from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, parse_override
 from comlrl.errors import UserError, notice
-from trainers.launch.checks.shipped import config_file
-from trainers.launch.checks.validation import validate
-from trainers.launch.commands.command_line import Parser
-from trainers.launch.wiring import init_from, own_algorithm, replacements, weights
-from trainers.launch.wiring.replacements import Other
-from trainers.launch.wiring.resolved_work import Work, check_baseline
-from trainers.launch.wiring.weights import Trained
+from comlrl.trainers.launch.checks.shipped import config_file
+from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.commands.command_line import Parser
+from comlrl.trainers.launch.wiring import init_from, own_algorithm, replacements, weights
+from comlrl.trainers.launch.wiring.replacements import Other
+from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
+from comlrl.trainers.launch.wiring.weights import Trained
 
 PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
@@ -294,7 +294,7 @@ def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Evaluate runs, models and baselines.", allow_abbrev=False)
+    parser = Parser("evaluate", description="Evaluate runs, models and baselines.")
     add = parser.add_argument
     add("--config", metavar="FILE", help="YAML file, or a shipped one by name; default: the run's")
     what = parser.add_mutually_exclusive_group()

@@ -14,10 +14,10 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import ADAPTER, HETEROGENEOUS
-from trainers.launch.commands.command_line import Parser, print_written
-from trainers.launch.wiring import weights
-from trainers.launch.wiring.load import config_of
-from trainers.launch.wiring.weights import Trained
+from comlrl.trainers.launch.commands.command_line import Parser, print_written
+from comlrl.trainers.launch.wiring import weights
+from comlrl.trainers.launch.wiring.load import config_of
+from comlrl.trainers.launch.wiring.weights import Trained
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Write a run's weights for use elsewhere.", allow_abbrev=False)
+    parser = Parser("export", description="Write a run's weights for use elsewhere.")
     add = parser.add_argument
     add("run", metavar="RUN", help="a run, its final_model or best_model, or a checkpoint of it")
     add("--merge", action="store_true", help="a whole model for each agent, without PEFT")
@@ -95,7 +95,7 @@ def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
 def _save(run: Trained, config: Config, folder: Path) -> None:
     """Save a checkpoint's weights in the form of a ``final_model``."""
     from comlrl.models.pretrained import build_team
-    from trainers.launch.wiring.assembly import build_sampler, saver
+    from comlrl.trainers.launch.wiring.assembly import build_sampler, saver
 
     team = build_team(config)
     _, sampler = build_sampler(config, team)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from comlrl import errors
 from comlrl.files import tolerant_terminal
+from comlrl.loggers.report.run_data import ReportError, read_run
+from comlrl.loggers.report.write import write_report
 from comlrl.run_files import REPORT
-from loggers.report.run_data import ReportError, read_run
-from loggers.report.write import write_report
-from trainers.launch.commands.command_line import Parser
+from comlrl.trainers.launch.commands.command_line import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_report(options.runs[0])
             written = [options.runs[0] / REPORT, options.runs[0] / "curves.png"]
         else:
-            from loggers.report.comparison import write_comparison
+            from comlrl.loggers.report.comparison import write_comparison
 
             runs = [read_run(path) for path in options.runs]
             written = write_comparison(runs, options.out, options.labels)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Write a run, or several, as one page.", allow_abbrev=False)
+    parser = Parser("report", description="Write a run, or several, as one page.")
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
     add("--out", type=Path, default=Path("comparison"), help="folder of the comparison")
@@ -49,9 +49,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
     """Write figures for papers: of a single run, or of the settings compared."""
-    from loggers.report.charts import figures
-    from loggers.report.comparison import charts_of, grouped
-    from loggers.report.pictures import write_figures
+    from comlrl.loggers.report.charts import figures
+    from comlrl.loggers.report.comparison import charts_of, grouped
+    from comlrl.loggers.report.pictures import write_figures
 
     runs = [read_run(path) for path in paths]
     charts = figures(runs[0]) if len(runs) == 1 else charts_of(grouped(runs, labels))

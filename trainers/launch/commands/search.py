@@ -26,9 +26,9 @@ from comlrl import files
 from comlrl.config.yaml_values import check_values
 from comlrl.errors import UserError
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
-from trainers.launch.checks.shipped import CONFIGS, config_file, train_command
-from trainers.launch.commands.child_runs import INTERRUPTED, ChildRuns, last_line
-from trainers.launch.commands.command_line import DEFAULT_CONFIGS
+from comlrl.trainers.launch.checks.shipped import CONFIGS, config_file, train_command
+from comlrl.trainers.launch.commands.child_runs import INTERRUPTED, ChildRuns, last_line
+from comlrl.trainers.launch.commands.command_line import DEFAULT_CONFIGS
 
 if TYPE_CHECKING:
     import optuna

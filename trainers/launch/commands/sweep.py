@@ -14,8 +14,8 @@ from pathlib import Path
 
 from comlrl.errors import UserError, print_error, report
 from comlrl.files import tolerant_terminal
-from trainers.launch.commands.command_line import Parser, print_written
-from trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
+from comlrl.trainers.launch.commands.command_line import Parser, print_written
+from comlrl.trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
 
 DEFAULT_COUNT = 8  # points of a search that has no end
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description="Run a sweep without an account.", allow_abbrev=False)
+    parser = Parser("sweep", description="Run a sweep without an account.")
     add = parser.add_argument
     add("file", metavar="FILE", help="a sweep in W&B's form, or a shipped one by name")
     add("--count", type=int, metavar="N", help="points in all; default: the grid, or 8")
@@ -73,8 +73,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def write_results(search: Search, folder: Path) -> None:
     """Write the table as CSV and Markdown, best first, and the picture of all points."""
-    from loggers.report.parallel_coordinates import write_parallel_coordinates
-    from loggers.tables import table
+    from comlrl.loggers.report.parallel_coordinates import write_parallel_coordinates
+    from comlrl.loggers.tables import table
 
     sweep, points = search.sweep, sorted(search.points.values(), key=_rank(search.sweep))
     names = [p.name for p in sweep.parameters]
@@ -101,8 +101,8 @@ def write_results(search: Search, folder: Path) -> None:
 
 def write_page(search: Search, folder: Path) -> None:
     """Write the points' curves on one page, best first."""
-    from loggers.report.comparison import write_comparison
-    from loggers.report.run_data import read_run
+    from comlrl.loggers.report.comparison import write_comparison
+    from comlrl.loggers.report.run_data import read_run
 
     points = sorted(search.points.values(), key=_rank(search.sweep))
     done = [folder / f"point_{p.number:03d}" for p in points if p.state == "done"]

@@ -27,15 +27,15 @@ from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line, printable
 from comlrl.run_files import FINAL_MODEL, REPORT
-from trainers.launch.checks.installed import check_installed
-from trainers.launch.checks.shipped import LAUNCH
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.wiring import allocator, hub, init_from, own_algorithm, vllm
-from trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
-from trainers.launch.wiring.machine import check_devices, deterministic
-from trainers.launch.wiring.resolved_work import Work
-from trainers.launch.wiring.sampling_settings import limits
-from trainers.launch.wiring.task_splits import load_both_splits
+from comlrl.trainers.launch.checks.installed import check_installed
+from comlrl.trainers.launch.checks.shipped import LAUNCH
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.wiring import allocator, hub, init_from, own_algorithm, vllm
+from comlrl.trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
+from comlrl.trainers.launch.wiring.machine import check_devices, deterministic
+from comlrl.trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.wiring.sampling_settings import limits
+from comlrl.trainers.launch.wiring.task_splits import load_both_splits
 
 if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
@@ -131,9 +131,9 @@ def no_weights_notice(config: Config) -> list[str]:
 def _dry_run(config: Config, work: Work, solutions: bool) -> None:
     """Check what is available, then print the cost, how many of the rows' solutions pass, and
     what was left unchecked. Raise UserError."""
-    from trainers.launch.checks.at_hand import check
-    from trainers.launch.checks.solutions import check_solutions
-    from trainers.launch.cost.dry_run import describe
+    from comlrl.trainers.launch.checks.at_hand import check
+    from comlrl.trainers.launch.checks.solutions import check_solutions
+    from comlrl.trainers.launch.cost.dry_run import describe
 
     unchecked, tasks, forms = check(config, work)
     lines = [describe(config, limits(config, work.roles)), *forms]
@@ -152,7 +152,7 @@ def _measure(
 ) -> int:
     """Train for some steps in a temporary folder, print the estimated cost of the run, and
     return the exit code."""
-    from trainers.launch.cost.measured import describe_measured, overrides
+    from comlrl.trainers.launch.cost.measured import describe_measured, overrides
 
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -280,13 +280,13 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
     """
     try:
         if card:
-            from loggers.model_card import write_model_card
+            from comlrl.loggers.model_card import write_model_card
 
             write_model_card(run_dir, config.section.paper)
     except Exception as error:
         print_error(f"no model card: {_kind_and_text(error)}")
     try:
-        from loggers.report.write import write_report
+        from comlrl.loggers.report.write import write_report
 
         write_report(run_dir)
     except Exception as error:

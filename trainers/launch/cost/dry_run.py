@@ -21,10 +21,10 @@ from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
-from trainers.launch.cost.memory import held
-from trainers.launch.cost.tree_size import growth, levels, scored, training_steps
-from trainers.launch.wiring.assembly import build_schedule
-from trainers.launch.wiring.model_size import model_size
+from comlrl.trainers.launch.cost.memory import held
+from comlrl.trainers.launch.cost.tree_size import growth, levels, scored, training_steps
+from comlrl.trainers.launch.wiring.assembly import build_schedule
+from comlrl.trainers.launch.wiring.model_size import model_size
 
 
 def describe(config: Config, limits_N: Sequence[int]) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.run_files import METRICS, SUMMARY
-from trainers.launch.cost.dry_run import steps_of
-from trainers.launch.wiring.assembly import build_schedule
+from comlrl.trainers.launch.cost.dry_run import steps_of
+from comlrl.trainers.launch.wiring.assembly import build_schedule
 
 STEPS = 2
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.evaluation.batches import AT_ONCE, at_once
-from trainers.launch.cost.tree_size import Level, levels
-from trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
+from comlrl.trainers.launch.cost.tree_size import Level, levels
+from comlrl.trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
 
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from comlrl.config.algorithms import CommonConfig, PPOConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from trainers.launch.wiring import vllm
-from trainers.launch.wiring.resolved_work import Work
-from trainers.launch.wiring.sampling_settings import sampling
-from trainers.launch.wiring.task_splits import context_length, fitting
+from comlrl.trainers.launch.wiring import vllm
+from comlrl.trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.task_splits import context_length, fitting
 
 if TYPE_CHECKING:
+    from comlrl.external.expert_edits import Fallbacks
     from comlrl.loop.best_model import BestModel
     from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.interrupts import Signals
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from comlrl.rollout.overlap import OverlappedRollout
     from comlrl.rollout.vllm.sampler import VLLMSampler
     from comlrl.types import Reward, RolloutResult, Sampler, Sampling, Task
-    from external.expert_edits import Fallbacks
 
 
 Section = TypeVar("Section", bound=CommonConfig, covariant=True)
@@ -74,7 +74,7 @@ def assemble(
 
     ``resume``: the run continues from a checkpoint.
     """
-    import loggers
+    from comlrl import loggers
     from comlrl.loop.best_model import BestModel
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
@@ -136,7 +136,7 @@ def assemble(
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
     """Build the team with the weights that the run begins with, and what samples for it."""
     from comlrl.models.pretrained import build_team
-    from trainers.launch.wiring import init_from
+    from comlrl.trainers.launch.wiring import init_from
 
     config = start.config
     reference = any(s.needs_reference for s in config.sections.values())
@@ -324,7 +324,7 @@ def build_fallbacks(config: Config) -> Fallbacks | None:
     """Build what counts an expert's failures, if there is an expert."""
     if config.external.mode != "expert_edits":
         return None
-    from external.expert_edits import Fallbacks
+    from comlrl.external.expert_edits import Fallbacks
 
     return Fallbacks()
 

@@ -16,8 +16,8 @@ from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
-from trainers.launch.wiring import hub, weights
-from trainers.launch.wiring.model_size import is_target, model_size
+from comlrl.trainers.launch.wiring import hub, weights
+from comlrl.trainers.launch.wiring.model_size import is_target, model_size
 
 if TYPE_CHECKING:
     from comlrl.models.team import Team

@@ -8,7 +8,7 @@ from comlrl.config.algorithms import PreferenceConfig
 
 if TYPE_CHECKING:
     from comlrl.preferences.collector import Collector
-    from trainers.launch.wiring.assembly import Run
+    from comlrl.trainers.launch.wiring.assembly import Run
 
 
 def build_collector(run: Run[PreferenceConfig]) -> Collector:

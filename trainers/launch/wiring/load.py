@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from trainers.launch.wiring import own_algorithm, weights
-from trainers.launch.wiring.weights import Trained
+from comlrl.trainers.launch.wiring import own_algorithm, weights
+from comlrl.trainers.launch.wiring.weights import Trained
 
 if TYPE_CHECKING:
     from comlrl.types import Sampler
@@ -21,7 +21,7 @@ def load_sampler(run: str | Path) -> Sampler:
     where there are no weights.
     """
     from comlrl.models.pretrained import build_team
-    from trainers.launch.wiring.assembly import build_sampler
+    from comlrl.trainers.launch.wiring.assembly import build_sampler
 
     trained = weights.locate(run)
     config = config_of(trained)

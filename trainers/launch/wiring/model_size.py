@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from comlrl.config.sections import LoraSection
-from trainers.launch.wiring.hub import model_folder
+from comlrl.trainers.launch.wiring.hub import model_folder
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from pathlib import Path
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from trainers.launch.wiring import weights
-from trainers.launch.wiring.weights import Trained
+from comlrl.trainers.launch.wiring import weights
+from comlrl.trainers.launch.wiring.weights import Trained
 
 NOBODY = ("untrained", "silent")
 # one of those, another agent of the team, or the agent of that place of another team

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import external
+from comlrl import external
 from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.modules import Source
 from comlrl.config.plugins.targets import (
@@ -23,10 +23,10 @@ from comlrl.errors import UserError, notice
 from comlrl.processes.cores import available_cores
 from comlrl.programs.loading import check_program, load_program
 from comlrl.programs.program import Program
+from comlrl.rewards.arena.games import ARENA
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
 from comlrl.tasks.prompts import PREFILL, REVISION, Prompts, check_templates
 from comlrl.types import Domain, Reward
-from rewards.arena.games import ARENA
 
 if TYPE_CHECKING:
     from comlrl.models.prompt_encoder import PromptEncoder
@@ -199,11 +199,11 @@ def _check_facts(config: Config, mode: external.Mode, reward: Callable[..., Rewa
 def _domain(config: Config) -> tuple[Domain, Target | None]:
     """Return ``domain`` as the object that it names, and the user's target if it is theirs."""
     if config.domain == "code":
-        from rewards.code.domain import CODE
+        from comlrl.rewards.code.domain import CODE
 
         return CODE, None
     if config.domain == "writing":
-        from rewards.writing.writing_domain import WRITING
+        from comlrl.rewards.writing.writing_domain import WRITING
 
         return WRITING, None
     if config.domain in ARENA:

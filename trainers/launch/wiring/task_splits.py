@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
-from trainers.launch.wiring.resolved_work import Work
-from trainers.launch.wiring.sampling_settings import longest
+from comlrl.trainers.launch.wiring.resolved_work import Work
+from comlrl.trainers.launch.wiring.sampling_settings import longest
 
 if TYPE_CHECKING:
     from comlrl.types import Domain, Message, Sampling, Task

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
-from trainers.launch.wiring.sampling_settings import sampling
-from trainers.launch.wiring.vllm_urls import urls
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.vllm_urls import urls
 
 if TYPE_CHECKING:
+    from comlrl.external.expert_edits import Fallbacks
     from comlrl.loop.steps import Step
     from comlrl.models.team import Team
     from comlrl.processes.distributed import Processes
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from comlrl.rollout.vllm.sampler import VLLMSampler
     from comlrl.rollout.vllm.server import Server
     from comlrl.rollout.vllm.servers import Servers
+    from comlrl.trainers.launch.wiring.resolved_work import Work
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
-    from external.expert_edits import Fallbacks
-    from trainers.launch.wiring.resolved_work import Work
 
 
 def refuse(config: Config) -> None:

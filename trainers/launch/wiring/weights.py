@@ -26,7 +26,7 @@ from comlrl.run_files import (
     HETEROGENEOUS,
     STATE,
 )
-from trainers.launch.wiring import own_algorithm
+from comlrl.trainers.launch.wiring import own_algorithm
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,11 @@ import torch
 from comlrl.errors import ServerError, UserError
 from comlrl.models.team import Team
 from comlrl.rollout.vllm.server import Server
+from comlrl.trainers.launch.wiring import vllm
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
-from trainers.launch.wiring import vllm
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ from collections.abc import Callable
 import pytest
 
 from comlrl import quoting
+from comlrl.external.expert_edits import split_edits
+from comlrl.loggers.views import view_of
+from comlrl.rewards.code import measures
+from comlrl.rewards.code.analysis.usage import main_use
+from comlrl.rewards.code.breakdown import RewardBreakdown, SyntaxProblem
+from comlrl.rewards.code.conventions import convention, expected_convention
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.joint_program import compile_program, contribution, join, preamble
+from comlrl.rewards.sandbox.outcome import TestOutcome
+from comlrl.rewards.writing.writing_domain import WRITING
+from comlrl.rewards.writing.writing_reward import WritingReward
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
-from external.expert_edits import split_edits
-from loggers.views import view_of
-from rewards.code import measures
-from rewards.code.analysis.usage import main_use
-from rewards.code.breakdown import RewardBreakdown, SyntaxProblem
-from rewards.code.conventions import convention, expected_convention
-from rewards.code.domain import CODE
-from rewards.code.joint_program import compile_program, contribution, join, preamble
-from rewards.sandbox.outcome import TestOutcome
-from rewards.writing.writing_domain import WRITING
-from rewards.writing.writing_reward import WritingReward
 
 SIZE = 14_000  # characters; the second text has twice as many
 FACTOR, SLACK = 2.5, 0.05  # seconds of slack, for what takes next to no time

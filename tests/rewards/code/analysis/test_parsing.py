@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comlrl.loggers.views import view_of
+from comlrl.rewards.code import measures
+from comlrl.rewards.code.analysis.extraction import extract
+from comlrl.rewards.code.analysis.parsing import MAX_BYTES, MAX_LEVELS, parse, source_of
+from comlrl.rewards.code.analysis.usage import main_use
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.conventions import convention, expected_convention
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.code.joint_program import compile_program, contribution, join
+from comlrl.rewards.writing.writing_domain import WRITING
+from comlrl.rewards.writing.writing_reward import WritingReward
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, JointAction, Score, Task
-from loggers.views import view_of
-from rewards.code import measures
-from rewards.code.analysis.extraction import extract
-from rewards.code.analysis.parsing import MAX_BYTES, MAX_LEVELS, parse, source_of
-from rewards.code.analysis.usage import main_use
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.conventions import convention, expected_convention
-from rewards.code.domain import CODE
-from rewards.code.joint_program import compile_program, contribution, join
-from rewards.writing.writing_domain import WRITING
-from rewards.writing.writing_reward import WritingReward
 
 ENDS = ("1", "x", "aux(x)", "", "(", "'")
 PIECES = (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rewards.code.analysis.excess import MAX_DEPTH
-from rewards.code.analysis.extraction import extract
-from rewards.code.analysis.usage import main_use
-from rewards.code.breakdown import SyntaxProblem
-from rewards.code.joint_program import compile_program, contribution, join
+from comlrl.rewards.code.analysis.excess import MAX_DEPTH
+from comlrl.rewards.code.analysis.extraction import extract
+from comlrl.rewards.code.analysis.usage import main_use
+from comlrl.rewards.code.breakdown import SyntaxProblem
+from comlrl.rewards.code.joint_program import compile_program, contribution, join
 
 ROOT = Path(__file__).parents[4]
 
@@ -38,7 +38,7 @@ EXCESSIVE = {
 READ = """
 import resource, sys, time
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
-from rewards.code.joint_program import compile_program, contribution, join
+from comlrl.rewards.code.joint_program import compile_program, contribution, join
 part = contribution(sys.stdin.read(), "f", ("aux", "f"))
 code = compile_program(join(((), ""), [part]), part.broken) if part else None
 # Not ru_maxrss, which holds that of the process that forked this one.

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewards.code.analysis.extraction import extract
-from rewards.code.analysis.usage import main_use
-from rewards.code.breakdown import SyntaxProblem
-from rewards.code.joint_program import compile_program, contribution, join, preamble
+from comlrl.rewards.code.analysis.extraction import extract
+from comlrl.rewards.code.analysis.usage import main_use
+from comlrl.rewards.code.breakdown import SyntaxProblem
+from comlrl.rewards.code.joint_program import compile_program, contribution, join, preamble
 
 FUNCTIONS = {
     "plain": "def aux(x):\n    return x + 1",
@@ -274,7 +274,7 @@ def test_strings_are_taken_to_the_letter():
 
 def test_what_python_warns_of_in_programs_is_not_printed():
     program = "x = 'a'(1) if 0 else 2"  # SyntaxWarning: 'str' object is not callable
-    ours = f"from rewards.code.joint_program import compile_program as c; c({program!r})"
+    ours = f"from comlrl.rewards.code.joint_program import compile_program as c; c({program!r})"
     plain = f"compile({program!r}, 'p', 'exec')"
     assert "SyntaxWarning" in _stderr(plain)
     assert _stderr(ours) == ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.code.analysis.extraction import extract
-from rewards.code.analysis.usage import main_use
+from comlrl.rewards.code.analysis.extraction import extract
+from comlrl.rewards.code.analysis.usage import main_use
 
 
 def use(source: str, helpers=("aux",)):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trainers.launch.commands import train
+from comlrl.trainers.launch.commands import train
 
 QUICKSTART = "configs/magrpo_quickstart.yaml"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from tests.support.runs import algorithm_of
-from trainers.launch.commands.command_line import parse_arguments, resolve
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 import train_magrpo
-from trainers.launch.commands import arena, arena_cells
-from trainers.launch.commands.arena import asked, check, parse
-from trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
-from trainers.launch.cost.tree_size import growth
+from comlrl.trainers.launch.commands import arena, arena_cells
+from comlrl.trainers.launch.commands.arena import asked, check, parse
+from comlrl.trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
+from comlrl.trainers.launch.cost.tree_size import growth
 
 ROOT = Path(__file__).parents[4]
 OWN = """
 import sys
 from dataclasses import dataclass
 from comlrl.config import algorithms as configs
-from trainers.launch.commands.train import main
+from comlrl.trainers.launch.commands.train import main
 
 @dataclass(frozen=True)
 class BestConfig(configs.CommonConfig):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from comlrl.config.algorithms import SECTIONS
 from comlrl.errors import UserError
-from trainers.launch.__main__ import COMMANDS, main
-from trainers.launch.checks.shipped import CONFIGS, config_file
-from trainers.launch.commands.search import read_sweep
+from comlrl.trainers.launch.__main__ import COMMANDS, main
+from comlrl.trainers.launch.checks.shipped import CONFIGS, config_file
+from comlrl.trainers.launch.commands.search import read_sweep
 
 ROOT = Path(__file__).parents[4]
 
@@ -26,8 +27,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_script_of_the_repository_is_a_command():
-    scripts = {f.stem.replace("train_", "train ") for f in ROOT.glob("*.py")} - {"setup"}
-    assert scripts == set(COMMANDS) - {"report", "export"}
+    scripts = {f.stem.replace("train_", "train ") for f in ROOT.glob("*.py")}
+    assert scripts == {*COMMANDS, *(f"train {name}" for name in SECTIONS)} - {"report", "export"}
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["train"], ["train", "-h"]])
@@ -58,7 +59,8 @@ def test_a_mistake_is_one_line(words, message, capsys):
 
 
 def test_help_names_the_command(capsys):
-    assert main(["train", "ppo", "--help"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "ppo", "--help"])
     output = capsys.readouterr().out
     assert output.startswith("usage: comlrl train ppo ") and "left out: ppo_he_config" in output
 
@@ -80,7 +82,7 @@ def test_a_shipped_sweep_runs_without_the_scripts():
         sweep = read_sweep(name)
         line = sweep.command_line({"shppo.lambda_e": 0.1})
         assert line[:6] == [
-            sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
+            sys.executable, "-m", "comlrl.trainers.launch", "train", "shppo", "--config",
         ]  # fmt: skip
         assert config_file(line[6]) == ROOT / "configs" / "shppo_quickstart.yaml"
 
@@ -88,7 +90,7 @@ def test_a_shipped_sweep_runs_without_the_scripts():
 def test_a_dry_run_elsewhere():
     """What a sweep starts, in its own process."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainers.launch", "train", "shppo", "--config",
+        [sys.executable, "-m", "comlrl.trainers.launch", "train", "shppo", "--config",
          "configs/shppo_quickstart.yaml", "--dry-run"],
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip

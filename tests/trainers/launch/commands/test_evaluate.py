@@ -23,17 +23,17 @@ from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.loop import checkpoint
 from comlrl.models.pretrained import build_team
+from comlrl.rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.sandbox.outcome import TestOutcome
+from comlrl.trainers.launch.commands import evaluate as script
+from comlrl.trainers.launch.wiring import replacements
+from comlrl.trainers.launch.wiring.assembly import build_rewards, build_sampler
+from comlrl.trainers.launch.wiring.weights import locate, run_algorithm
 from comlrl.types import JointAction, Reward, Score
-from rewards.code.breakdown import RewardBreakdown
-from rewards.code.domain import CODE
-from rewards.sandbox.outcome import TestOutcome
 from tests.support.fakes import code_task
 from tests.support.made_runs import TASK, node, tree
 from tests.support.runs import state
-from trainers.launch.commands import evaluate as script
-from trainers.launch.wiring import replacements
-from trainers.launch.wiring.assembly import build_rewards, build_sampler
-from trainers.launch.wiring.weights import locate, run_algorithm
 
 ROOT = Path(__file__).parents[4]
 QUICK = str(ROOT / "configs" / "magrpo_quickstart.yaml")

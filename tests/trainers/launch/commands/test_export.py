@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from comlrl.builtin import TINY_CODER
 from comlrl.models.pretrained import build_team
 from comlrl.run_files import HETEROGENEOUS
+from comlrl.trainers.launch.commands import export
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from tests.support.runs import ROOT
-from trainers.launch.commands import export
-from trainers.launch.commands.command_line import parse_arguments, resolve
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 

@@ -12,12 +12,12 @@ import yaml
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config.algorithms import SECTIONS, MAGRPOConfig
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.cost.dry_run import describe
+from comlrl.trainers.launch.cost.tree_size import growth
+from comlrl.trainers.launch.wiring.sampling_settings import limits
 from comlrl.update.minibatches import like_parts
 from tests.support.runs import algorithm_of, read_config
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.cost.dry_run import describe
-from trainers.launch.cost.tree_size import growth
-from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from comlrl.errors import UserError
-from trainers.launch.commands import sweep as script
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.search import Point, Search, last_value, read_sweep
+from comlrl.trainers.launch.commands import sweep as script
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.search import Point, Search, last_value, read_sweep
 
 ROOT = Path(__file__).parents[4]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))

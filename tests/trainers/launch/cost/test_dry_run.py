@@ -13,15 +13,15 @@ from huggingface_hub import constants
 from comlrl.builtin import COOPMINI, TINY_CODER
 from comlrl.config.algorithms import MAGRPOConfig, PPOConfig
 from comlrl.config.resolved import Config
-from rewards.sandbox import levels
+from comlrl.rewards.sandbox import levels
+from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.cost.dry_run import count_tasks, describe
+from comlrl.trainers.launch.cost.tree_size import growth, scored, training_steps
+from comlrl.trainers.launch.wiring.model_size import model_size
+from comlrl.trainers.launch.wiring.sampling_settings import limits
 from tests.support import tiny_models
 from tests.support.runs import SHIPPED, algorithm_of, load
-from trainers.launch.checks.validation import validate
-from trainers.launch.commands.train import main
-from trainers.launch.cost.dry_run import count_tasks, describe
-from trainers.launch.cost.tree_size import growth, scored, training_steps
-from trainers.launch.wiring.model_size import model_size
-from trainers.launch.wiring.sampling_settings import limits
 
 ROOT = Path(__file__).parents[4]
 

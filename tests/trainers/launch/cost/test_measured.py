@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from comlrl.errors import UserError
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.cost.measured import describe_measured, duration, overrides
 from tests.support.runs import ROOT, SHIPPED, Zygote, algorithm_of, load, small_of
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.train import main
-from trainers.launch.cost.measured import describe_measured, duration, overrides
 
 
 def written(folder: Path, *steps: tuple[float, float], seconds: float = 0.0) -> Path:

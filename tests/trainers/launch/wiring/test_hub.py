@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from comlrl.errors import UserError
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.train import main
-from trainers.launch.wiring import hub
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.train import main
+from comlrl.trainers.launch.wiring import hub
 
 QUICK = Path(__file__).parents[4] / "configs" / "magrpo_quickstart.yaml"
 

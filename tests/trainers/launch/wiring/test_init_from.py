@@ -19,12 +19,12 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
+from comlrl.trainers.launch.wiring import init_from
+from comlrl.trainers.launch.wiring.assembly import build_sampler, saver
 from tests.support import tiny_models
 from tests.support.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights
 from tests.support.tiny_trainers import build as build_trainer
 from tests.support.tiny_trainers import share_of_letters
-from trainers.launch.wiring import init_from
-from trainers.launch.wiring.assembly import build_sampler, saver
 
 IDS = torch.tensor([tiny_models.prompt("def f(x): return x")])
 SLOW = ("magrpo", "marlhf", "ppo")
@@ -264,8 +264,8 @@ def test_an_adapter_is_no_model(
     sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It used to be loaded without a word, and dropped."""
-    from trainers.launch.commands import evaluate
-    from trainers.launch.commands.train import main
+    from comlrl.trainers.launch.commands import evaluate
+    from comlrl.trainers.launch.commands.train import main
 
     adapter, run = sources / "pair/final_model/agent_0", sources / "pair"
     cases = {
@@ -310,7 +310,7 @@ def push(run: Path, scale: float) -> None:
 @pytest.mark.slow
 def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, grpo: Path) -> None:
     """The same tasks, keys and weights: its first evaluation is that of what it starts from."""
-    from trainers.launch.commands import evaluate
+    from comlrl.trainers.launch.commands import evaluate
 
     grpo = Path(shutil.copytree(grpo, tmp_path / "grpo"))
     push(grpo, 0.2)

@@ -15,10 +15,10 @@ import yaml
 
 from comlrl.config import algorithms as configs
 from comlrl.errors import UserError
+from comlrl.trainers.launch.commands import export
+from comlrl.trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
+from comlrl.trainers.launch.wiring import init_from, own_algorithm, weights
 from tests.support.tiny_models import config
-from trainers.launch.commands import export
-from trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
-from trainers.launch.wiring import init_from, own_algorithm, weights
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Scripted(MAGRPOConfig):
 if __name__ == "__main__":
     import sys
     from pathlib import Path
-    from trainers.launch.wiring.own_algorithm import keep
+    from comlrl.trainers.launch.wiring.own_algorithm import keep
     keep(Path(sys.argv[1]), "scripted", Scripted)
 """
 

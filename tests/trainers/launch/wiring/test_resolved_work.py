@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from comlrl.errors import UserError
+from comlrl.loggers.report.comparison import grouped
+from comlrl.loggers.report.run_data import read_run
 from comlrl.loop.checkpoint import newest
+from comlrl.trainers.launch.commands import evaluate
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.train import main
 from comlrl.types import Attempt, JointAction
-from loggers.report.comparison import grouped
-from loggers.report.run_data import read_run
 from tests.support.documented import programs
 from tests.support.runs import Process, Zygote, metrics, newest_step
-from trainers.launch.commands import evaluate
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.train import main
 
 ROOT = Path(__file__).parents[4]
 SMALL = [
@@ -281,7 +281,7 @@ def test_refused_at_the_door(override, line, tmp_path):
 
 
 PLAIN_NUMBERS = """
-from rewards.code.breakdown import RewardBreakdown
+from comlrl.rewards.code.breakdown import RewardBreakdown
 
 class Numbers:
     def score(self, actions):
@@ -386,7 +386,7 @@ def test_a_mode_that_leaves_an_agent_out_is_refused(zygote, tmp_path):
 )
 def test_an_attribute_in_the_place_of_a_method_is_refused(tmp_path, line, named):
     (tmp_path / "mine.py").write_text(
-        f"from rewards.code.domain import CodeDomain\nclass W(CodeDomain):\n    {line}\n"
+        f"from comlrl.rewards.code.domain import CodeDomain\nclass W(CodeDomain):\n    {line}\n"
     )
     file = tmp_path / "c.yaml"
     file.write_text("domain: 'mine:W'\nmagrpo: {}\n")

@@ -8,19 +8,19 @@ import pytest
 import yaml
 
 from comlrl.errors import UserError
+from comlrl.loggers.tables import evaluation_table
+from comlrl.trainers import madpo, ppo
+from comlrl.trainers.launch.checks.shipped import CONFIGS
+from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
+from comlrl.trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
+from comlrl.trainers.launch.cost import dry_run
+from comlrl.trainers.launch.wiring.sampling_settings import limits, longest, sampling
 from comlrl.types import Sampling
-from loggers.tables import evaluation_table
 from tests.support.fakes import code_task
 from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
-from trainers import madpo, ppo
-from trainers.launch.checks.shipped import CONFIGS
-from trainers.launch.checks.validation import validate
-from trainers.launch.commands.command_line import parse_arguments, resolve
-from trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
-from trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
-from trainers.launch.cost import dry_run
-from trainers.launch.wiring.sampling_settings import limits, longest, sampling
 
 APART = {"sampling__aux__max_new_tokens": 5, "sampling__aux__temperature": 0.7}
 ROLES = ("aux", "main")
@@ -158,7 +158,7 @@ def test_estimates_count_each_agent_s_tokens():
 
 
 def test_a_prompt_has_the_room_that_its_own_agent_leaves():
-    from trainers.launch.wiring.task_splits import fitting
+    from comlrl.trainers.launch.wiring.task_splits import fitting
 
     def encode(agent, prompt):
         return range((90, 60)[agent])
@@ -172,7 +172,7 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
 
 
 def test_a_prompt_has_room_for_its_prefill():
-    from trainers.launch.wiring.task_splits import fitting
+    from comlrl.trainers.launch.wiring.task_splits import fitting
 
     def encode(agent, prompt):
         return range(len(prompt[-1].content) if prompt[-1].role == "assistant" else 0)

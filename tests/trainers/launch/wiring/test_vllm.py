@@ -23,12 +23,12 @@ from comlrl.loop.steps import Step
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.overlap import OverlappedRollout
+from comlrl.trainers.launch.wiring import vllm
+from comlrl.trainers.launch.wiring.assembly import build_evaluations
 from comlrl.types import Completion, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.tiny_models import config
 from tests.support.tiny_trainers import build, share_of_letters
-from trainers.launch.wiring import vllm
-from trainers.launch.wiring.assembly import build_evaluations
 
 
 class Overlapped:
