@@ -92,10 +92,9 @@ def test_beside_the_file_comes_before_the_python_path(write, monkeypatch):
 
 def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write, monkeypatch):
     monkeypatch.delitem(sys.modules, "benchmarks", raising=False)  # another test may import it
-    folder = write(mine="import json\nV = json.dumps(1)", json="", rewards="", comlrl="")
+    folder = write(mine="import json\nV = json.dumps(1)", json="", comlrl="")
     assert load("domain", "mine:V", folder).found == "1"
     assert "`json`; rename that in HERE" in refusal("json:V", folder)
-    assert "`rewards`; rename that" in refusal("rewards:V", folder)
     write(other="import benchmarks", benchmarks="")
     assert "`benchmarks`; rename that in HERE" in refusal("other:V", folder)
     assert "benchmarks" not in sys.modules
