@@ -90,14 +90,13 @@ def test_beside_the_file_comes_before_the_python_path(write, monkeypatch):
     del sys.modules["only"]
 
 
-def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write, monkeypatch):
-    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)  # another test may import it
+def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write):
     folder = write(mine="import json\nV = json.dumps(1)", json="", comlrl="")
     assert load("domain", "mine:V", folder).found == "1"
     assert "`json`; rename that in HERE" in refusal("json:V", folder)
-    write(other="import benchmarks", benchmarks="")
-    assert "`benchmarks`; rename that in HERE" in refusal("other:V", folder)
-    assert "benchmarks" not in sys.modules
+    write(other="import this", this="")  # of Python, and not imported by now
+    assert "`this`; rename that in HERE" in refusal("other:V", folder)
+    assert "this" not in sys.modules
     write(torch="")  # loaded already, or not: it is what the project stands on
     assert sys.modules.get("torch") is None or "rename" in refusal("torch:V", folder)
 
