@@ -13,6 +13,10 @@ Its nodes are those at which it acts: with ``turn_order: simultaneous`` all of t
 was written before them; r_k is 0 and γ is 1 up to the turn's last agent, so that R_k of an earlier
 agent is the mean reward below its completion: its expected gradient is that of the team's reward.
 
+With ``partner_credit: optimistic`` R_ig is the maximum of R_k in the place of the mean, over the k
+that contain y_ig or a sibling of the same tokens (Lauer & Riedmiller, ICML 2000). It is biased
+where rewards are random.
+
 With ``update_epochs`` above 1 a step's nodes are gone over as often, and Â log π becomes PPO's
 min(ρ Â, clip(ρ, 1 ± ε) Â), ρ = π_i / π_i,old token by token (arXiv 1707.06347, eq. 7). π_old is the
 policy that sampled, read by the first pass itself, so that the first update's ratios are exactly

@@ -35,6 +35,12 @@ class MAGRPOConfig(CommonConfig):
         "of a greedy rollout, or none",
     )
     advantage_normalization: bool = key(False, "divide by the siblings' standard deviation")
+    partner_credit: Literal["mean", "optimistic"] = key(
+        "mean",
+        "what a completion is credited with: the mean over the joint actions that contain it, or "
+        "the best of them and of those with a sibling of the same tokens",
+        unused_if=(Unused("programs have no joint actions", lambda _, c: c.program.given),),
+    )
     entropy_coef: float = key(
         0.0,
         "weight of the entropy bonus, summed over a completion's tokens",
@@ -69,6 +75,10 @@ class MAGRPOConfig(CommonConfig):
             ),
         ),
     )
+
+    @property
+    def optimistic(self) -> bool:
+        return self.partner_credit == "optimistic"
 
     @property
     def takes_ratios(self) -> bool:

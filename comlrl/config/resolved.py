@@ -76,6 +76,11 @@ class CommonConfig(CommonKeys):
         return self.kl_coef > 0
 
     @property
+    def optimistic(self) -> bool:
+        """Return whether a completion is credited with its best joint action, not with the mean."""
+        return False
+
+    @property
     def takes_ratios(self) -> bool:
         """Return whether the policy is compared with the one that sampled."""
         return False

@@ -147,14 +147,16 @@ class Decisions:
         return self[number].reward
 
 
-def decisions_of(rolled: Sequence[RolloutResult], discount: float = 1.0) -> Decisions:
-    """Collect the decisions of a step's rollouts. ``discount``: of returns that siblings are
-    compared by."""
+def decisions_of(
+    rolled: Sequence[RolloutResult], discount: float = 1.0, optimistic: bool = False
+) -> Decisions:
+    """Collect the decisions of a step's rollouts. ``discount``, ``optimistic``: of the returns
+    that siblings are compared by."""
     numbered: list[Decision] = []
     states_B, units_B, nodes_U = list[int](), list[int](), list[Counter[int]]()
     for result in rolled:
         offset, states, units = len(numbered), sum(states_B), len(nodes_U)
-        decisions, of_units = _decisions(result, discount)
+        decisions, of_units = _decisions(result, discount, optimistic)
         numbered += [_moved(decision, offset, states, units) for decision in decisions]
         states_B.append(1 + max((d.state for d in decisions), default=0))
         units_B.append(len(of_units))
@@ -180,13 +182,17 @@ def _moved(decision: Decision, offset: int, states: int, units: int) -> Decision
 
 
 @singledispatch
-def _decisions(result: RolloutResult, discount: float) -> tuple[list[Decision], list[Counter[int]]]:
+def _decisions(
+    result: RolloutResult, discount: float, optimistic: bool
+) -> tuple[list[Decision], list[Counter[int]]]:
     """Return a task's decisions, and of each of its units the nodes of each agent."""
     raise TypeError(f"no rollout: {result!r}")
 
 
 @_decisions.register
-def _of_tree(tree: Tree, discount: float) -> tuple[list[Decision], list[Counter[int]]]:
+def _of_tree(
+    tree: Tree, discount: float, optimistic: bool
+) -> tuple[list[Decision], list[Counter[int]]]:
     starts = tree.turn_starts()
     unit_of = {start: unit for unit, start in enumerate(dict.fromkeys(starts))}
     nodes_U = [Counter[int]() for _ in unit_of]
@@ -211,7 +217,7 @@ def _of_tree(tree: Tree, discount: float) -> tuple[list[Decision], list[Counter[
                 node = tree.nodes[at]
                 turn = node.agents_N[agent - node.first_agent]
                 if (at, agent) not in siblings:
-                    of_node = completion_returns(node, agent, returns_N[agent][at])
+                    of_node = completion_returns(node, agent, returns_N[agent][at], optimistic)
                     siblings[at, agent] = tuple(of_node)
                 number_of[key] = len(decisions)
                 decisions.append(
@@ -236,7 +242,9 @@ def _of_tree(tree: Tree, discount: float) -> tuple[list[Decision], list[Counter[
 
 
 @_decisions.register
-def _of_episodes(group: EpisodeGroup, discount: float) -> tuple[list[Decision], list[Counter[int]]]:
+def _of_episodes(
+    group: EpisodeGroup, discount: float, _: bool
+) -> tuple[list[Decision], list[Counter[int]]]:
     decisions: list[Decision] = []
     siblings: dict[tuple[int, int], tuple[float, ...]] = {}  # of an agent's j-th calls
     for place, episode in enumerate(group.episodes_G):

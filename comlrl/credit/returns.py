@@ -38,6 +38,7 @@ reward follows. Its effect on the expected gradient E[Â_ij ∇ log π] depends 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -97,23 +98,34 @@ def _handed_on(
     return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
 
 
-def completion_returns(node: Node, agent: int, joint_returns_K: list[float]) -> list[float]:
-    """Compute the return of each completion of one agent that acts here: the mean over the joint
-    actions that contain it; shape (G,).
+def completion_returns(
+    node: Node, agent: int, joint_returns_K: list[float], optimistic: bool = False
+) -> list[float]:
+    """Compute the return of each completion of one agent that acts here; shape (G,).
+
+    It is the mean over the joint actions that contain the completion or, if ``optimistic``, the
+    maximum over those that contain it or a sibling of the same tokens: an agent then does not
+    avoid what only some of its partners' actions spoil (Lauer & Riedmiller, 2000). Where the
+    reward or the partners' later turns are random, the maximum overestimates.
 
     Where only some of the agent's joint actions compare its completions with the same partners
     (``joint_mode: counterfactual``), those alone count.
     """
     place = agent - node.first_agent
     size = len(node.agents_N[place].completions_G)
-    total, count = [0.0] * size, [0] * size
+    returns_G: list[list[float]] = [[] for _ in range(size)]
     compared = counterfactuals(node, agent)
     counted = set().union(*compared) if compared else range(len(joint_returns_K))
     for k, (action, value) in enumerate(zip(node.joint_actions_K, joint_returns_K, strict=True)):
         if k in counted:
-            total[action[place]] += value
-            count[action[place]] += 1
-    return [t / c for t, c in zip(total, count, strict=True)]
+            returns_G[action[place]].append(value)
+    if not optimistic:
+        return [mean(returns) for returns in returns_G]
+    tokens_G = [completion.token_ids for completion in node.agents_N[place].completions_G]
+    best: dict[tuple[int, ...], float] = {}
+    for tokens, returns in zip(tokens_G, returns_G, strict=True):
+        best[tokens] = max([best.get(tokens, -math.inf), *returns])
+    return [best[tokens] for tokens in tokens_G]
 
 
 def counterfactuals(node: Node, agent: int) -> list[list[int]]:

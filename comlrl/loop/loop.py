@@ -212,7 +212,7 @@ class Loop:
             step, trees = algorithm.refilled(step, trees)
         gathered = self.gather(step, trees)
         rolled = Rolled(
-            decisions=decisions_of(trees, section.discount),
+            decisions=decisions_of(trees, section.discount, section.optimistic),
             index=step.index,
             span=gathered.span,
             scored=gathered.scored,

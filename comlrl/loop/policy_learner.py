@@ -84,7 +84,8 @@ class PolicyLearner:
         return replace(step, tasks=tasks), trees
 
     def _teaches(self, step: Step, tree: RolloutResult) -> bool:
-        decisions, nothing = decisions_of([tree], self.section.discount), Span(0.0, 0.0)
+        section, nothing = self.section, Span(0.0, 0.0)
+        decisions = decisions_of([tree], section.discount, section.optimistic)
         return any(
             self.credit(Rolled(decisions=decisions, index=step.index, span=nothing, scored=0))
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from comlrl.credit.advantages import sibling_advantages
-from comlrl.credit.returns import joint_returns
+from comlrl.credit.returns import completion_returns, joint_returns
 from comlrl.types import AgentTurn, Completion, Message, Node, Score, Shape, Tree
 from tests.support.agent_returns import agent_returns
 from tests.support.fakes import task
@@ -73,6 +74,23 @@ def test_cross_credits_the_mean_over_partners():
     root = node([1.0, 2.0, 3.0, 6.0], mode="cross")  # joint actions 00, 01, 10, 11
     # Agent 0: (1 + 2) / 2, (3 + 6) / 2. Agent 1: (1 + 3) / 2, (2 + 6) / 2.
     assert agent_returns(root, [1.0, 2.0, 3.0, 6.0]) == [[1.5, 4.5], [2.0, 4.0]]
+
+
+def test_optimistic_credit_is_the_best_of_all_siblings_with_the_same_tokens():
+    rewards = [11.0, -30.0, 0.0, -30.0, 7.0, 6.0, 0.0, 0.0, 5.0]  # the climbing game, cross
+    three = node(rewards, mode="cross")
+    apart = tuple(Completion(name, (ord(name),), True) for name in "abc")
+    twice = (apart[0], apart[1], apart[0])
+    turns = [replace(three.agents_N[0], completions_G=each) for each in (apart, twice)]
+    climbing = replace(three, agents_N=tuple(turns))
+    assert completion_returns(climbing, 0, rewards) == [
+        pytest.approx(v) for v in (-19 / 3, -17 / 3, 5 / 3)
+    ]
+    assert completion_returns(climbing, 0, rewards, optimistic=True) == [11.0, 7.0, 5.0]
+    assert completion_returns(climbing, 1, rewards, optimistic=True) == [11.0, 7.0, 11.0]
+    aligned = replace(node([1.0, 2.0, 5.0]), agents_N=tuple(turns))
+    assert completion_returns(aligned, 0, [1.0, 2.0, 5.0], optimistic=True) == [1.0, 2.0, 5.0]
+    assert completion_returns(aligned, 1, [1.0, 2.0, 5.0], optimistic=True) == [5.0, 2.0, 5.0]
 
 
 def test_cross_two_turns():
