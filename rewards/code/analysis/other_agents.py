@@ -70,15 +70,24 @@ class _Remover(ast.NodeTransformer):
         return self._pass() if not self.depth and self.others.issuperset(names) else node
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> ast.AST:
-        """Remove ``from aux import aux`` and ``import aux``: the function is already defined."""
-        names = self.others
-        if isinstance(node, ast.ImportFrom):
-            names = names | {"*"} if node.module in names else frozenset()
-        left = [alias for alias in node.names if alias.name not in names or alias.asname]
-        if not left:
-            return self._pass()
-        self.removed |= len(left) < len(node.names)
-        node.names = left
-        return node
+        """Remove ``from aux import aux`` and ``import aux``: the function is already defined.
+
+        ``from aux import aux as helper`` becomes ``helper = aux``.
+        """
+        if isinstance(node, ast.ImportFrom) and node.module not in self.others:
+            return node
+        theirs = [alias for alias in node.names if alias.name in self.others]
+        rest = (
+            [] if isinstance(node, ast.ImportFrom) else [a for a in node.names if a not in theirs]
+        )
+        if not theirs and rest:
+            return node
+        self.removed = True
+        renamed = next((alias for alias in theirs if alias.asname), None)
+        if renamed is not None and not rest:
+            target = ast.Name(str(renamed.asname), ast.Store())
+            return ast.Assign([target], ast.Name(renamed.name, ast.Load()))
+        node.names = rest
+        return node if rest else self._pass()
 
     visit_ImportFrom = visit_Import  # type: ignore[assignment]

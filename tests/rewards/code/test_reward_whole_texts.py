@@ -184,6 +184,14 @@ def test_main_supplies_no_helper(reward, supplied):
     assert_right(reward, AUX, main)  # what the other agent wrote is what runs
 
 
+@pytest.mark.parametrize(
+    "line", ["from aux import aux as g", "import aux as g", "from aux import aux as g, more"]
+)
+def test_a_renamed_import_of_a_helper_is_the_helper(reward, line):
+    assert_right(reward, AUX, f"{line}\ndef f(x):\n    y = g(x)\n    return y + 5\n")
+    assert_right(reward, AUX, f"def f(x):\n    {line}\n    y = g(x)\n    return y + 5\n")
+
+
 @pytest.mark.parametrize("supplied", [s.replace("aux", "f") for s in SUPPLIED])
 def test_a_helper_supplies_no_main(reward, supplied):
     aux = f"{AUX}{supplied}\n"
