@@ -32,6 +32,8 @@ def python(text: str) -> Markup:
 
 
 def _coloured(code: str) -> Markup:
+    # Pygments takes time quadratic in a run of white space, so lines lose theirs at the end.
+    code = "\n".join(line.rstrip() for line in code.split("\n"))
     return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
 
 
