@@ -1,4 +1,4 @@
-"""Run a sweep without an account: python sweep.py configs/sweeps/magrpo_learning_rate.yaml --jobs 2
+"""Run a sweep without an account: python sweep.py FILE --jobs 2 (files: configs/sweeps/)
 
 Reads W&B's sweep files. The same command, given again, continues where it was stopped.
 """
