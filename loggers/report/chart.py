@@ -1,13 +1,16 @@
-"""A chart as data. ``svg.py`` draws it for the page, ``pictures.py`` as PNG and PDF."""
+"""A chart as data, which ``pictures.py`` draws."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-COLOURS, DASHES = 8, 4  # further lines repeat the colours, dashed in so many ways
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(COLOURS)
+BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)  # further lines are dashed
+MAX_POINTS, MAX_ROWS = 300, 20  # of a line, more are averaged in bins; of a table
 Kind = Literal["lines", "stacked", "change", "bars", "dots"]
 
 
@@ -21,7 +24,7 @@ class Series:
     colour: int = 0
     low_X: Sequence[float] = ()
     high_X: Sequence[float] = ()
-    faint: bool = False  # raw values behind a smoothed line: no legend, no hover
+    faint: bool = False  # raw values behind a smoothed line: not in legends or tables
     dots: bool = False
     opacity_X: Sequence[float] = ()  # of a chart of dots, 0 … 1
 
@@ -44,29 +47,52 @@ class Chart:
     x_label: str = "environment steps"
     note: str = ""
     names: Sequence[str] = ()
-    own_legend: bool = True
+    shared_legend: bool = False  # the page has one for all of its charts
 
     @property
     def legend(self) -> tuple[tuple[str, int], ...]:
         """(label, colour) of each series; empty where one label would repeat the title."""
         shown = tuple((s.label, s.colour) for s in self.series if not s.faint)
         alone = self.kind == "lines" and len(shown) == 1 and not self.wide
-        unnamed = self.kind in ("change", "bars")
-        return () if alone or unnamed or not self.own_legend else shown
+        return () if alone or self.shared_legend or self.kind in ("change", "bars") else shown
+
+    @property
+    def table(self) -> list[list[str]]:
+        """Rows of values, headings first: of every task, or of lines at up to 20 steps.
+
+        A line's value is its latest one at that step.
+        """
+        shown = [s for s in self.series if not s.faint]
+        if self.kind == "change":
+            rows = zip(self.names, *([f"{y:.2f}" for y in s.ys_X] for s in shown), strict=True)
+            return [["task", *(s.label for s in shown)], *map(list, rows)]
+        if self.kind not in ("lines", "stacked"):
+            return []
+        steps = sorted({x for s in shown for x in s.xs_X})
+        count = min(len(steps), MAX_ROWS)
+        steps = [steps[i * (len(steps) - 1) // max(count - 1, 1)] for i in range(count)]
+        before = [[bisect_right(s.xs_X, x) for s in shown] for x in steps]
+        cells = [
+            [f"{s.ys_X[i - 1]:.4g}" if i else "–" for s, i in zip(shown, row, strict=True)]
+            for row in before
+        ]
+        head = [self.x_label, *(s.label for s in shown)]
+        return [head, *([f"{x:,.0f}", *row] for x, row in zip(steps, cells, strict=True))]
 
 
-def stacked(parts: Sequence[Series]) -> list[tuple[Series, list[float], list[float]]]:
-    """Return (part, its area's lower edge, its upper edge) for each part and sign that it has."""
-    areas = []
-    tops, bottoms = ([0.0] * len(parts[0].xs_X) for _ in range(2))
-    for part in parts:
-        above = [max(y, 0.0) for y in part.ys_X]
-        below = [min(y, 0.0) for y in part.ys_X]
-        for base, signed in ((tops, above), (bottoms, below)):
-            edge = [b + y for b, y in zip(base, signed, strict=True)]
-            areas += [(part, list(base), edge)] if any(signed) else []
-            base[:] = edge
-    return areas
+def thinned(series: Series) -> Series:
+    """Return a line of at most 300 points, the means of equal bins."""
+    count = len(series.xs_X)
+    if count <= MAX_POINTS:
+        return series
+    edges = [i * count // MAX_POINTS for i in range(MAX_POINTS + 1)]
+    bins = [slice(*pair) for pair in itertools.pairwise(edges)]
+    changed = {
+        name: [average(values[part]) for part in bins]
+        for name in ("xs_X", "ys_X", "low_X", "high_X")
+        if len(values := getattr(series, name))
+    }
+    return dataclasses.replace(series, **changed)
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:

@@ -19,7 +19,7 @@ from comlrl.loggers.report.chart import Chart, Series
 from comlrl.loggers.report.charts import Section
 from comlrl.loggers.report.lines import is_share, reward_ceiling, reward_range
 from comlrl.loggers.report.page import page
-from comlrl.loggers.report.pictures import write_side_by_side
+from comlrl.loggers.report.pictures import write_curves
 from comlrl.loggers.report.run_data import ReportError, Run
 from comlrl.loggers.views.view import Metric, View, titled
 from comlrl.run_files import REPORT
@@ -94,7 +94,7 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
         subtitle=f"{count} runs, {len(groups)} setting{'s' if len(groups) > 1 else ''}",
         key=[(group.name, _links(group, folder)) for group in groups],
         sections=[Section("Curves", tuple(charts_of(groups).values()), note)],
-        table=_table(groups),
+        numbers=_table(groups),
     )
 
 
@@ -270,7 +270,7 @@ def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> C
         percent=percent,
         y_range=reward_range(series, ceiling),
         wide=metric == REWARD,
-        own_legend=False,  # one for all of them stands above
+        shared_legend=True,
     )
 
 
@@ -323,4 +323,4 @@ def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
         group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
         for group in groups
     ]
-    write_side_by_side([chart for chart in both if chart], labels, paths)
+    write_curves([chart for chart in both if chart], *paths, labels=labels)

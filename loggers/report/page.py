@@ -10,7 +10,6 @@ import jinja2
 
 from comlrl.loggers.report.charts import Section
 from comlrl.loggers.report.sample_episodes import code_css
-from comlrl.loggers.report.svg import drawings
 from comlrl.loggers.views.view import View
 
 HERE, TEMPLATE = Path(__file__).parent, "report_template.html"
@@ -27,11 +26,13 @@ def page(
     """Fill the template; what a page does not have is left out.
 
     ``view``: how the episodes of a run's domain are shown. ``values``: any of ``tiles``, ``key``,
-    ``episodes``, ``table``, ``config``, ``environment``, ``summary``, as the template reads them.
+    ``episodes``, ``numbers``, ``config``, ``environment``, ``summary``, as the template reads them.
     """
+    from comlrl.loggers.report.pictures import NARROW, WIDE, svg
+
     parts = {
         "Episodes": ("episodes",),
-        "Numbers": ("table",),
+        "Numbers": ("numbers",),
         "The run": ("config", "environment", "summary"),
     }
     rest = [name for name, keys in parts.items() if any(values.get(key) for key in keys)]
@@ -49,6 +50,8 @@ def page(
         contents=[*(section.title for section in sections), *rest],
         light_code=code_css([".code"], "friendly"),
         dark_code=code_css([".code"], "github-dark"),
-        drawings=drawings,
+        svg=svg,
+        narrow=NARROW,
+        wide=WIDE,
         **values,
     )

@@ -1,72 +1,169 @@
-"""Charts for papers and READMEs, drawn by matplotlib."""
+"""Charts drawn by matplotlib: as SVG text inside a page, as files for papers and READMEs."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from comlrl.files import replace
-from comlrl.loggers.report.chart import DASHES, Chart, stacked
+from comlrl.loggers.report.chart import Chart, Series, thinned
 
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
 STYLES = ("-", "--", ":", "-.")
-COLUMN = (3.4, 2.6)  # of a paper; inches
+BETTER, WORSE, SAME = COLOURS[2], COLOURS[1], COLOURS[7]
+NARROW, WIDE, COLUMN = (3.5, 2.1), (9.6, 3.0), (3.4, 2.6)  # inches; the last one: of a paper
+LEFT, RIGHT, BOTTOM, TOP = 0.5, 0.12, 0.4, 0.15  # margins of a page's charts; inches
 LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of a common legend; inches
 PAPER: dict[Any, Any] = {
+    "axes.formatter.limits": (-3, 5),
     "font.size": 8,
-    "pdf.fonttype": 42,
     "lines.linewidth": 1.2,
-}  # 42: letters stay letters
+    "pdf.fonttype": 42,  # letters stay letters
+    "svg.fonttype": "none",
+    "svg.hashsalt": "comlrl",  # the same chart is the same file
+    "text.parse_math": False,  # names of runs and rewards may have dollars
+}
+INK, GRID, FONT = "#5d6b7c", "#e1e6ec", "DejaVu Sans"
+INKS = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+PAGE = PAPER | dict.fromkeys(INKS, INK) | {"grid.color": GRID, "font.family": FONT}
+PAGE |= {"xtick.bottom": False, "ytick.left": False}
+IN_PAGE = {INK: "var(--soft)", GRID: "var(--line)"}  # colours that the page's scheme sets
+IN_PAGE |= {colour: f"var(--c{i})" for i, colour in enumerate(COLOURS, 1)}
+UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def svg(chart: Chart, size: tuple[float, float] = NARROW) -> str:
+    """Return a chart as SVG for a page, which has its title and legend and sets its colours.
+
+    The marks of a setting have its number as ``data-s``.
+    """
+    (width, height), drawn = size, io.StringIO()
+    with rc_context(PAGE | {"svg.hashsalt": f"{chart.title} {size}"}):  # no id twice on a page
+        figure = Figure(figsize=size)
+        box = (LEFT, BOTTOM, width - LEFT - RIGHT, height - BOTTOM - TOP)
+        scale = (width, height, width, height)
+        draw(figure.add_axes(tuple(b / s for b, s in zip(box, scale, strict=True))), chart)
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn.getvalue(), flags=re.S)
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    body = re.sub(r' (d|x|y)="([^"]*)"', _shortened, body.replace("xlink:href", "href"))
+    body = re.sub(r' id="setting(\d+)"', r' data-s="\1"', body)
+    unused = r' id="[A-Za-z][\w.]*_\d+"| transform="rotate\(-0 [^"]*"|(?<=>)\s+(?=<)'
+    body = re.sub(unused, "", body).replace(f"font-family: '{FONT}'; ", "")
+    for colour, variable in IN_PAGE.items():
+        body = body.replace(colour, variable)
+    box = f'viewBox="0 0 {72 * width:g} {72 * height:g}"'
+    return f'<svg {box} role="img" aria-label="{escape(chart.title)}">{body.strip()}'
+
+
+def _shortened(attribute: re.Match[str]) -> str:
+    """Return coordinates with a single decimal, on one line."""
+    numbers = re.sub(r"(\.\d)\d+", r"\1", " ".join(attribute[2].split()))
+    return f' {attribute[1]}="{numbers}"'
 
 
 def draw(axis: Axes, chart: Chart) -> None:
-    """Draw a chart of lines or areas, with a dotted line at the range's upper end, if any."""
-    assert chart.kind in ("lines", "stacked"), f"svg.py alone draws {chart.kind}"
-    if chart.kind == "stacked":
-        named = set()
-        for part, base, edge in stacked(chart.series):
-            text = "" if part.label in named else part.label  # "": not in the legend
-            colour = style(part.colour)["color"]
-            axis.fill_between(
-                part.xs_X, base, edge, color=colour, alpha=0.85, linewidth=0, label=text
-            )
-            named.add(part.label)
-    for series in chart.series if chart.kind == "lines" else ():
-        xs, ys, look = series.xs_X, series.ys_X, style(series.colour)
-        if series.faint:
-            axis.plot(xs, ys, **look, alpha=0.3, linewidth=0.8)
-            continue
-        marker = "o" if series.dots else None
-        axis.plot(xs, ys, **look, marker=marker, markersize=3.5, label=series.label)
-        if len(series.low_X):
-            axis.fill_between(xs, series.low_X, series.high_X, color=look["color"], alpha=0.13)
+    """Draw a chart, with a dotted line at the range's upper end, if any."""
+    kinds = {"lines": _lines, "stacked": _areas, "change": _changes, "bars": _bars, "dots": _dots}
+    kinds[chart.kind](axis, chart.series)
     low, high = chart.y_range
     if chart.percent:
-        low, high = -0.02, 1.02  # a line at 0% is whole
+        low, high = -0.02, 1.02  # so that a line at 0% is visible
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    elif high is not None:
-        axis.axhline(high, color="#7b8794", linewidth=0.8, linestyle=":")
-        low = axis.get_ylim()[0] if low is None else low
-        high += 0.03 * (high - low)
+    else:
+        if high is not None and chart.kind == "lines":
+            axis.axhline(high, color=COLOURS[-1], linewidth=0.8, linestyle=":")
+        bottom, top = axis.get_ylim()
+        low = max(bottom, 0.0) if low is None and axis.dataLim.y0 >= 0 else low
+        if high is not None:
+            edge = 0.03 * (high - (bottom if low is None else low))
+            high += edge
+            low = low - edge if low is not None and chart.kind == "change" else low
+        if top >= 1e4:
+            axis.yaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_ylim(low, high)
-    axis.set_title(chart.title, fontsize=10)
+    if chart.kind == "change":
+        axis.set_xticks([])
+        axis.margins(x=0.02)
+    elif chart.kind in ("lines", "stacked"):
+        ticks = 6 if axis.figure.get_figwidth() < WIDE[0] else 10
+        axis.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10], integer=True))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axis.margins(x=0.02)
     axis.set_xlabel(chart.x_label)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_axisbelow(True)
+    axis.grid(axis="y", linewidth=0.6)
 
 
 def style(number: int) -> dict[str, Any]:
     """Return the colour and dashes of a line."""
-    dashes = STYLES[number // len(COLOURS) % DASHES]
+    dashes = STYLES[number // len(COLOURS) % len(STYLES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes}
+
+
+def _lines(axis: Axes, lines: Sequence[Series]) -> None:
+    for line in map(thinned, lines):
+        xs, ys, look, gid = line.xs_X, line.ys_X, style(line.colour), f"setting{line.colour}"
+        if line.faint:
+            axis.plot(xs, ys, **look, alpha=0.3, linewidth=0.8, gid=gid)
+            continue
+        marker = "o" if line.dots or len(xs) == 1 else None
+        axis.plot(xs, ys, **look, marker=marker, markersize=3.5, label=line.label, gid=gid)
+        if len(line.low_X):
+            band = {"color": look["color"], "alpha": 0.13, "linewidth": 0, "gid": gid}
+            axis.fill_between(xs, line.low_X, line.high_X, **band)
+
+
+def _areas(axis: Axes, parts: Sequence[Series]) -> None:
+    """Stack the parts on both sides of 0."""
+    edges: dict[int, Any] = {1: 0.0, -1: 0.0}
+    for part in map(thinned, parts):
+        label, colour = part.label, style(part.colour)["color"]
+        for sign, base in edges.items():
+            signed = sign * np.maximum(sign * np.asarray(part.ys_X), 0.0)
+            if signed.any():
+                look = {"color": colour, "alpha": 0.85, "linewidth": 0, "label": label}
+                axis.fill_between(part.xs_X, base, base + signed, **look)
+                label = ""  # once in the legend
+            edges[sign] = base + signed
+
+
+def _changes(axis: Axes, series: Sequence[Series]) -> None:
+    """Draw a hollow dot before, a full one after, and a line between them."""
+    before, after = series
+    pairs = list(zip(before.ys_X, after.ys_X, strict=True))
+    colours = [BETTER if new > old else WORSE if new < old else SAME for old, new in pairs]
+    size = min(4.0, 600 / len(pairs)) ** 2
+    axis.vlines(before.xs_X, before.ys_X, after.ys_X, colors=colours, alpha=0.55)
+    axis.scatter(before.xs_X, before.ys_X, size, facecolors="none", edgecolors=colours)
+    axis.scatter(after.xs_X, after.ys_X, size, c=colours)
+
+
+def _bars(axis: Axes, series: Sequence[Series]) -> None:
+    (counts,) = series
+    widths, look = 0.95 * np.diff(counts.xs_X), {"align": "edge", "color": COLOURS[0]}
+    axis.bar(counts.xs_X[:-1], counts.ys_X, widths, **look)
+
+
+def _dots(axis: Axes, groups: Sequence[Series]) -> None:
+    for group in groups:
+        opacity, colour = 0.15 + 0.85 * np.asarray(group.opacity_X), style(group.colour)["color"]
+        look = {"color": colour, "alpha": opacity, "linewidths": 0, "label": group.label}
+        axis.scatter(group.xs_X, group.ys_X, 10, **look)
 
 
 def write_figures(charts: Mapping[str, Chart], folder: str | Path) -> list[Path]:
@@ -78,52 +175,39 @@ def write_figures(charts: Mapping[str, Chart], folder: str | Path) -> list[Path]
             figure = Figure(figsize=COLUMN, layout="constrained")
             axis = figure.subplots()
             draw(axis, chart)
-            axis.set(ylabel=chart.title, title="")
-            plain(axis)
+            axis.set_ylabel(chart.title)
             texts = axis.get_legend_handles_labels()[1]
             if len(texts) > 1:
                 across = 1 if max(map(len, texts)) > 20 else 3
                 figure.legend(loc="outside lower center", frameon=False, fontsize=7, ncols=across)
                 figure.set_figheight(COLUMN[1] + 0.14 * math.ceil(len(texts) / across))
-            for file in (folder / f"{name}.pdf", folder / f"{name}.png"):
-                figure.savefig(file, dpi=300)
-                written.append(file)
+            written += _save(figure, folder / f"{name}.pdf", folder / f"{name}.png", dpi=300)
     return written
 
 
-def write_curves(charts: Sequence[Chart], path: str | Path) -> None:
-    """Write charts side by side, each with its legend, as a picture."""
+def write_curves(charts: Sequence[Chart], *paths: Path, labels: Sequence[str] = ()) -> list[Path]:
+    """Write charts side by side, each with its legend, or with one that has ``labels``."""
     count = max(len(charts), 1)
-    figure = Figure(figsize=(13 * count / 3, 4.4), layout="constrained")
-    for axis, chart in zip(figure.subplots(1, count, squeeze=False)[0], charts, strict=False):
-        draw(axis, chart)
-        plain(axis)
-        if axis.get_legend_handles_labels()[0]:
-            place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-            axis.legend(**place, frameon=False, fontsize=8, ncols=3, columnspacing=1.2)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    replace(path, drawn.getvalue())
-
-
-def write_side_by_side(
-    charts: Sequence[Chart], labels: Sequence[str], paths: Sequence[Path]
-) -> None:
-    """Write charts of the same series with one legend, which has ``labels``."""
     labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
-    lines = sum(1 + label.count("\n") for label in labels)
-    figure = Figure(figsize=(9, 4.0 + LEGEND_LINE * lines), layout="constrained")
-    axes = figure.subplots(1, max(len(charts), 1), squeeze=False)[0]
-    for axis, chart in zip(axes, charts, strict=False):
-        draw(axis, chart)
-        plain(axis)
-    swatches = [Line2D([], [], **style(i)) for i in range(len(labels))]
-    figure.legend(swatches, labels, loc="outside lower left", frameon=False, fontsize=8, ncols=1)
+    below = LEGEND_LINE * sum(1 + label.count("\n") for label in labels)
+    with rc_context(PAPER):
+        figure = Figure(figsize=(4.4 * count, 3.6 + below), layout="constrained")
+        for axis, chart in zip(figure.subplots(1, count, squeeze=False)[0], charts, strict=False):
+            draw(axis, chart)
+            axis.set_title(chart.title, fontsize=10)
+            if not labels and axis.get_legend_handles_labels()[0]:
+                place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+                axis.legend(**place, frameon=False, ncols=3, columnspacing=1.2)
+        if labels:
+            swatches = [Line2D([], [], **style(i)) for i in range(len(labels))]
+            figure.legend(swatches, labels, loc="outside lower left", frameon=False)
+        return _save(figure, *paths, dpi=180)
+
+
+def _save(figure: Figure, *paths: Path, dpi: int) -> list[Path]:
     for path in paths:
-        figure.savefig(path, dpi=200)
-
-
-def plain(axis: Axes) -> None:
-    """Remove the top and right frame, and add a light grid."""
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25, linewidth=0.6)
+        drawn = io.BytesIO()
+        form = path.suffix[1:]
+        figure.savefig(drawn, format=form, dpi=dpi, metadata=UNDATED.get(path.suffix))
+        replace(path, drawn.getvalue())
+    return list(paths)

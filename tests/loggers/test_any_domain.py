@@ -19,13 +19,11 @@ from comlrl.evaluation.estimates import estimates, task_rows
 from comlrl.evaluation.metrics import measures, tree_metrics
 from comlrl.loggers.console import ConsoleLogger
 from comlrl.loggers.model_card import write_model_card
-from comlrl.loggers.report.chart import Chart, Series
 from comlrl.loggers.report.charts import figures, sections
 from comlrl.loggers.report.comparison import grouped, render
 from comlrl.loggers.report.heat_map import write_heat_map
 from comlrl.loggers.report.pictures import write_curves
 from comlrl.loggers.report.run_data import read_run
-from comlrl.loggers.report.svg import drawings
 from comlrl.loggers.tables import cross_play_table, evaluation_table, sides
 from comlrl.loop.progress import Progress
 from comlrl.loop.records import LogRecord
@@ -205,16 +203,3 @@ def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):
         ["Mean reward", "Parts of the reward, training", "Shares of joint actions"],
         ["Mean reward"],
     ]
-
-
-def test_a_part_of_changing_sign_is_stacked_on_both_sides():
-    """Gain 1, −1 and brevity 1, 1: tops 2 and 1, bottoms 0 and −1; three areas."""
-    parts = [Series("gain", [0, 1], [1.0, -1.0]), Series("brevity", [0, 1], [1.0, 1.0], 1)]
-    (svg,) = drawings(Chart("parts", parts, "stacked"))
-    heights = [float(y) for y in re.findall(r"[\d.]+,(-?[\d.]+)", " ".join(_areas(svg)))]
-    assert len(_areas(svg)) == 3
-    assert max(heights) <= 200 and min(heights) >= 10  # within the frame
-
-
-def _areas(svg: str) -> list[str]:
-    return re.findall(r'<polygon class="area[^>]*points="([^"]*)"', svg)

@@ -25,7 +25,8 @@ class Page(HTMLParser):
         given = dict(attrs)
         fetched = [given[k] for k in ("src", "href", "srcset", "data") if given.get(k)]
         self.fetched += [address for address in fetched if not address.startswith("#")]
-        self.links += [address[1:] for address in fetched if address.startswith("#")]
+        if tag == "a":
+            self.links += [address[1:] for address in fetched if address.startswith("#")]
         self.ids += [given["id"]] if "id" in given else []
         self.episodes += [given] if given.get("class") == "episode" else []
         if tag not in self.VOID:

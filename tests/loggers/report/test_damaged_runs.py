@@ -10,6 +10,12 @@ from comlrl.loggers.report.run_data import ReportError, read_run
 from comlrl.loggers.report.write import write_report
 from tests.support.made_runs import make_run
 
+def _without_drawings(monkeypatch):
+    """Keep reports quick: these tests are about what is read."""
+    monkeypatch.setattr("comlrl.loggers.report.pictures.write_curves", lambda *_: None)
+    monkeypatch.setattr("comlrl.loggers.report.pictures.svg", lambda *_: "")
+
+
 FILES = ("samples.jsonl", "metrics.jsonl", "summary.json", "environment.json", "config.yaml")
 
 
@@ -28,7 +34,7 @@ def test_a_damaged_file_is_one_line_or_left_out(name, content, tmp_path):
 
 
 def test_fields_of_other_types_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("comlrl.loggers.report.pictures.write_curves", lambda *_: None)
+    _without_drawings(monkeypatch)
     run = make_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     for key in lines[-1]:
@@ -50,7 +56,7 @@ DAMAGED = (
 
 @pytest.mark.parametrize("bad", DAMAGED)
 def test_a_damaged_sample_costs_its_line_alone(bad, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("comlrl.loggers.report.pictures.write_curves", lambda *_: None)
+    _without_drawings(monkeypatch)
     run = make_run(tmp_path / "run")
     before = read_run(run).samples
     assert len(before) > 2 and capsys.readouterr().err == ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from comlrl.evaluation.intervals import bootstrap_interval
@@ -22,10 +23,9 @@ from comlrl.loggers.report.chart import Chart, Series, smoothed
 from comlrl.loggers.report.charts import sections
 from comlrl.loggers.report.comparison import curve, grouped, write_comparison
 from comlrl.loggers.report.lines import learning_series, unsolved_share
-from comlrl.loggers.report.pictures import draw
+from comlrl.loggers.report.pictures import COLOURS, draw, svg, write_curves
 from comlrl.loggers.report.run_data import ReportError, Run, read_run
 from comlrl.loggers.report.sample_episodes import episodes
-from comlrl.loggers.report.svg import drawings, label, ticks
 from comlrl.loggers.report.write import render, write_report
 from comlrl.loggers.views.code import python
 from comlrl.loop.records import LogMark, LogRecord
@@ -48,7 +48,7 @@ def test_the_page_is_whole_and_fetches_nothing(run_dir):
     html = (run_dir / "report.html").read_text()
     page = Page(html)
     assert page.open == [] and page.fetched == []
-    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|https?://", html)
+    assert not re.search(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|https?://", html)
     assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -173,7 +173,7 @@ def test_tasks_answered_several_times(tmp_path):
     run = read_run(folder)
     assert [(e.answer, e.gain) for e in episodes(run)] == [(1, 3.0), (2, 1.0)]
     (section,) = [s for s in sections(run) if s.title == "Task by task"]
-    assert "<title>a: 1.50 → 3.50</title>" in drawings(section.charts[0])[0]  # one column, means
+    assert section.charts[0].table == [["task", "before", "after"], ["a", "1.50", "3.50"]]  # means
     html = render(run)
     assert "<option" in html and "not passed" not in html  # a reward without tests
     assert "<small>main</small>" in html  # one agent
@@ -250,7 +250,7 @@ def test_latents_on_their_principal_axes(tmp_path):
     (chart,) = section.charts
     assert chart.legend == (("aux", 0), ("main", 1))
     assert "100% of the variance" in chart.note
-    assert drawings(chart)[0].count("<circle") == 40
+    assert svg(chart).count("<path") >= 40
 
 
 def test_bootstrap_interval():
@@ -309,10 +309,45 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
 
 
 def test_a_ninth_setting_is_dashed():
-    lines = [Series(f"{i}", [0, 1], [0, i], i) for i in range(9)]
-    (svg,) = drawings(Chart("", lines))
-    drawn = re.findall(r'<polyline class="([^"]*)" data-s="(\d)"', svg)
-    assert drawn[0] == ("line s1", "0") and drawn[8] == ("line s1 d1", "8")
+    drawn = svg(Chart("", [Series(f"{i}", [0, 1], [0, i], i) for i in range(9)]))
+    lines = dict(re.findall(r'<g data-s="(\d)"><path [^>]*style="([^"]*)"', drawn))
+    assert len(lines) == 9 and "var(--c1)" in lines["0"] and "var(--c1)" in lines["8"]
+    assert "dasharray" in lines["8"] and "dasharray" not in lines["0"]
+
+
+def test_a_drawing_is_the_same_each_time_and_takes_its_colours_from_the_page():
+    chart = Chart("A <b>title</b>", [Series("", [0, 1], [0.5, 0.25], dots=True)], percent=True)
+    drawn = svg(chart)
+    assert drawn == svg(chart)
+    assert "&lt;b&gt;title" in drawn and "<b>" not in drawn
+    assert not re.search(r"#[0-9a-f]{6}[^0-9a-f]|<style|<metadata|http", drawn)
+    other = svg(Chart("Another", chart.series, percent=True))  # no id twice on a page
+    assert not set(re.findall(r' id="([^"]*)"', drawn)) & set(re.findall(r' id="([^"]*)"', other))
+
+
+def test_pictures_are_the_same_each_time(tmp_path):
+    chart = Chart("Costs in $, not $\\frac{", [Series("$x_{", [0, 1], [0.5, 0.25])], wide=True)
+    files = [tmp_path / f"{i}.{kind}" for i in range(2) for kind in ("svg", "pdf", "png")]
+    write_curves([chart], *files[:3])
+    write_curves([chart], *files[3:])
+    assert [f.read_bytes() for f in files[:3]] == [f.read_bytes() for f in files[3:]]
+
+
+def test_a_long_line_is_thinned_and_its_table_is_short():
+    line = Series("x", range(2000), [float(i) for i in range(2000)])
+    chart = Chart("Long", [line])
+    axis = Figure().subplots()
+    draw(axis, chart)
+    xs, ys = axis.lines[0].get_data()
+    assert len(xs) == 300 and list(xs) == list(ys)
+    assert chart.table[0] == ["environment steps", "x"]
+    assert chart.table[1] == ["0", "0"] and chart.table[-1] == ["1,999", "1999"]
+    assert len(chart.table) == 21
+
+
+def test_a_table_has_the_latest_value_at_each_step():
+    chart = Chart("", [Series("a", [0, 10], [1.0, 2.0]), Series("b", [5], [7.0])])
+    assert chart.table[1:] == [["0", "1", "–"], ["5", "1", "7"], ["10", "2", "7"]]
 
 
 def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
@@ -375,7 +410,7 @@ def test_the_picture_has_one_legend_and_room_for_its_axes(tmp_path, monkeypatch)
             file.write(keys)
         folders.append(str(folder))
     assert main([*folders, "--out", str(tmp_path / "out")]) == 0
-    figure = drawn[0]
+    figure = drawn[-1]
     (legend,) = figure.legends
     assert not any(axis.get_legend() for axis in figure.axes)
     texts = [text.get_text() for text in legend.get_texts()]
@@ -405,11 +440,7 @@ def test_a_run_still_going_is_shown_without_summary(tmp_path):
         read_run(tmp_path)
 
 
-def test_ticks_and_labels():
-    assert ticks(0, 4) == [0, 1, 2, 3, 4]
-    assert ticks(0, 0.9) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-    assert [label(v) for v in (0, 1500, 2e6, 0.25, 3e-4)] == ["0", "1.5k", "2M", "0.25", "0.0003"]
-    assert label(0.2, percent=True) == "20%"
+def test_smoothing():
     assert smoothed([0, 3, 6], 3) == [1.5, 3, 4.5]  # (0+3)/2, (0+3+6)/3, (3+6)/2
 
 
@@ -474,38 +505,6 @@ def title_after(page: Path, html: str, script: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
-def test_a_drag_zooms_every_chart_and_a_double_click_shows_all(run_dir, tmp_path):
-    html = (run_dir / "report.html").read_text()
-    drag = """
-      const svg = document.querySelector("svg.second[data-hover]");
-      const box = svg.getBoundingClientRect(), all = document.getElementById("all-steps");
-      svg.setPointerCapture = () => {};
-      const at = (kind, share) => {  // of the axis, which begins at 44 and ends at 950 of 960
-        const clientX = box.left + (44 + share * 906) / 960 * box.width;
-        svg.dispatchEvent(new PointerEvent(kind, {clientX, pointerId: 1}));
-      };
-      at("pointerdown", 0.25); at("pointermove", 0.75); at("pointerup", 0.75);
-      const boxes = () => [...document.querySelectorAll(".plot")].map(p => p.viewBox.baseVal);
-      const found = [all.textContent, svg.querySelector(".plot").viewBox.baseVal.x];
-      const narrowed = boxes().filter(b => ![354, 914].includes(b.width)).length;
-      svg.dispatchEvent(new MouseEvent("dblclick"));
-      const whole = boxes().filter(b => [354, 914].includes(b.width)).length;
-      const count = boxes().length;
-      document.title = [...found, narrowed === count, whole === count, all.hidden].join(";");
-    """
-    words, x, narrowed, whole, hidden = title_after(tmp_path / "p.html", html, drag).split(";")
-    steps = read_run(run_dir).series("train", "reward_mean")[0]
-    last = max(steps + read_run(run_dir).series("eval", "reward_mean")[0])
-    first = min(steps + read_run(run_dir).series("eval", "reward_mean")[0])
-    low, high = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", words))
-    assert low == pytest.approx(first + (last - first) / 4, abs=1.5)
-    assert high == pytest.approx(first + (last - first) * 3 / 4, abs=1.5)
-    assert float(x) == pytest.approx(44 + 906 / 4 - 4 / 2, abs=1)  # twice as large: half the edge
-    assert (narrowed, whole, hidden) == ("true", "true", "true")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome on the PATH")
 def test_settings_can_be_hidden_and_the_table_sorted(run_dir, tmp_path):
     other = make_run(tmp_path / "ppo_1_1", algorithm="ppo", updates=5)
     written = write_comparison([read_run(run_dir), read_run(other)], tmp_path / "out", ["a", "b"])
@@ -514,8 +513,8 @@ def test_settings_can_be_hidden_and_the_table_sorted(run_dir, tmp_path):
       const marks = [...document.querySelectorAll("svg [data-s]")];
       const left = marks.filter(m => m.style.display !== "none");
       const shown = [...new Set(left.map(m => m.dataset.s))];
-      const head = document.querySelector("table.sorted th");
-      const cells = () => [...document.querySelectorAll(".sorted td:first-child")];
+      const head = document.querySelector(".card .sorted th");
+      const cells = () => [...document.querySelectorAll(".card .sorted td:first-child")];
       const names = () => cells().map(cell => cell.innerText);
       const before = names(); head.click(); const down = names(); head.click();
       document.title = [shown, before, down, names()].map(one => one.join(" ")).join(";");
@@ -557,7 +556,7 @@ def test_in_a_browser_nothing_overflows_and_the_scheme_is_followed(run_dir, tmp_
     assert pixels.std() > 10  # not blank
 
 
-def test_a_chart_has_the_same_marks_on_the_page_and_in_a_picture():
+def test_the_marks_of_a_chart():
     """A band, a dashed ninth colour, a faint line without a name, and areas on both sides of 0."""
     lines = [
         Series("raw", [0, 1], [1.0, 2.0], 0, faint=True),
@@ -565,19 +564,31 @@ def test_a_chart_has_the_same_marks_on_the_page_and_in_a_picture():
         Series("ninth", [0, 1], [2.0, 2.0], 8, dots=True),
     ]
     chart = Chart("Reward", lines, y_range=(0.0, 4.0), x_label="steps")
-    (svg,) = drawings(chart)
     axis = Figure().subplots()
     draw(axis, chart)
-    ceiling = 1  # a dotted line of the picture; the page's axis ends there
-    assert svg.count("<polyline") == len(axis.lines) - ceiling == 3
-    assert svg.count('class="band') == len(axis.collections) == 1
+    ceiling = 1  # a dotted line
+    assert len(axis.lines) - ceiling == 3 and len(axis.collections) == 1
     assert [text for text, _ in chart.legend] == axis.get_legend_handles_labels()[1]
     assert [line.get_linestyle() for line in axis.lines[:3]] == ["-", "-", "--"]
-    assert (axis.get_title(), axis.get_xlabel()) == ("Reward", "steps")
+    assert axis.get_xlabel() == "steps"
     assert axis.get_ylim() == (0.0, pytest.approx(4.12))
     # Parts 1, −1 and 1, 1: tops 2 and 1, bottoms 0 and −1; three areas, two names.
     parts = [Series("a", [0, 1], [1.0, -1.0]), Series("b", [0, 1], [1.0, 1.0], 1)]
     chart, axis = Chart("Parts", parts, "stacked"), Figure().subplots()
     draw(axis, chart)
-    assert drawings(chart)[0].count('class="area') == len(axis.collections) == 3
+    heights = [area.get_paths()[0].vertices[:, 1] for area in axis.collections]
+    assert [(h.min(), h.max()) for h in heights] == [(0, 1), (-1, 0), (0, 2)]
+    assert axis.get_ylim()[0] < -1 and axis.get_ylim()[1] > 2
     assert [text for text, _ in chart.legend] == axis.get_legend_handles_labels()[1] == ["a", "b"]
+
+
+def test_a_task_that_got_worse_has_another_colour():
+    series = [
+        Series("before", range(3), [0.0, 1.0, 1.0]),
+        Series("after", range(3), [1.0, 0.0, 1.0]),
+    ]
+    axis = Figure().subplots()
+    draw(axis, Chart("Tasks", series, "change", names=["a", "b", "c"], y_range=(0.0, 1.0)))
+    colours = [to_hex(colour) for colour in axis.collections[-1].get_facecolors()]
+    assert colours == [COLOURS[2], COLOURS[1], COLOURS[7]]
+    assert axis.get_ylim()[0] < 0 and axis.get_ylim()[1] > 1  # dots at the ends are whole
