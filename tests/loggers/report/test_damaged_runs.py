@@ -10,6 +10,7 @@ from comlrl.loggers.report.run_data import ReportError, read_run
 from comlrl.loggers.report.write import write_report
 from tests.support.made_runs import make_run
 
+
 def _without_drawings(monkeypatch):
     """Keep reports quick: these tests are about what is read."""
     monkeypatch.setattr("comlrl.loggers.report.pictures.write_curves", lambda *_: None)
