@@ -381,6 +381,12 @@ def test_every_page_is_in_the_navigation():
     assert sorted(named) == sorted(page.relative_to(ROOT / "docs").as_posix() for page in pages)
 
 
+def test_the_table_of_configurations_names_every_file():
+    text = (ROOT / "docs/configs.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    assert set(re.findall(r"`(\w+\.yaml)`", text)) == files
+
+
 def exists(key: str) -> bool:
     """Whether a dotted key is one of the configuration's."""
     section, _, name = key.partition(".")

@@ -1,4 +1,4 @@
-"""The site of `make docs`: every page, a reference of every room, nothing from the network; and a
+"""The site of `make docs`: every page, a reference of every package, nothing from the network; and a
 broken link fails it."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path: Path) -> None:
         page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         for page in (ROOT / "docs").rglob("*.md")
     }
-    assert pages >= {f"reference/{room}.html" for room in ("comlrl.credit", "trainers")}
+    assert pages >= {f"reference/{name}.html" for name in ("comlrl.credit", "comlrl.trainers")}
     assert "λ A_{l+1}" in (tmp_path / "reference/comlrl.credit.html").read_text()  # gae's equation
     loaded = r'<script[^>]*\ssrc="([^"]*)"|<link[^>]*rel="stylesheet"[^>]*href="([^"]*)"'
     loaded += r'|<img[^>]*\ssrc="([^"]*)"'

@@ -1,4 +1,4 @@
-"""Generated pages of the site: the API of each room, from its modules' docstrings.
+"""Generate pages of the site: the internals of each package, from its modules' docstrings.
 
 A hook of mkdocs (``mkdocs.yml``). The sources are read, not imported.
 """
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("rewards", "external", "loggers", "trainers")  # as packages of comlrl
 
 
-def rooms() -> dict[str, list[str]]:
+def packages() -> dict[str, list[str]]:
     """Return the modules of each package, itself first, without empty ones."""
     found: dict[str, list[str]] = {}
     for package in ("comlrl", *LINKED):
@@ -30,19 +30,20 @@ def rooms() -> dict[str, list[str]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Append the reference to the navigation."""
-    pages = [{room: f"reference/{room}.md"} for room in rooms()]
-    config.nav = [*(config.nav or []), {"API": pages}]
+    """Append the internals to the navigation's last section, the reference."""
+    assert config.nav is not None
+    (reference,) = config.nav[-1].values()
+    reference.append({"Internals": [{name: f"reference/{name}.md"} for name in packages()]})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each package, with all its modules."""
-    for room, modules in rooms().items():
+    for package, modules in packages().items():
         text = "".join(f"::: {module}\n\n" for module in modules)
-        if modules[0] == room:
+        if modules[0] == package:
             text = text.replace("\n", "\n    options: {heading_level: 1}\n", 1)
         else:
-            text = f"# {room}\n\n{text}"
-        files.append(File.generated(config, f"reference/{room}.md", content=text))
+            text = f"# {package}\n\n{text}"
+        files.append(File.generated(config, f"reference/{package}.md", content=text))
     return files
