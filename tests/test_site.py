@@ -1,5 +1,5 @@
-"""The site of `make docs`: every page, a reference of every package, nothing from the network; and a
-broken link fails it."""
+"""The site of `make docs`: every page, a reference of every package, nothing from the network;
+and a broken link fails it."""
 
 from __future__ import annotations
 
