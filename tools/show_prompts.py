@@ -125,7 +125,7 @@ def prompts_by_turn(
             )
         )
     return [
-        tuple(prompts.whole(asked, task, i, len(first)) for i, asked in enumerate(asked_N))
+        tuple(prompts.full_prompt(asked, task, i, len(first)) for i, asked in enumerate(asked_N))
         for asked_N in turns_T
     ]
 

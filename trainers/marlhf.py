@@ -132,8 +132,8 @@ class MARLHFTrainer:
         elif self.section.num_iterations == 1 and self.loop.counters.steps:
             raise PreferenceError(f"'{folder}' is missing; the run cannot continue without it")
         else:
-            if self.reward.model is None and self.reward.kept is not None:
-                facts, weights = self.reward.kept
+            if self.reward.model is None and self.reward.restored is not None:
+                facts, weights = self.reward.restored
                 self.reward.model = begin(self.base, facts, self.seed, weights)
                 self.reward.model.freeze()
             over = self.loop.counters.steps >= self.loop.schedule.end_of(index)

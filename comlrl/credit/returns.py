@@ -52,8 +52,8 @@ def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list
     """
     rewards = [n.rewards_K if agent is None else n.rewards_of(agent) for n in tree.nodes]
     returns = [
-        list(own) or [0.0] * len(node.joint_actions_K)
-        for own, node in zip(rewards, tree.nodes, strict=True)
+        list(reward_K) or [0.0] * len(node.joint_actions_K)
+        for reward_K, node in zip(rewards, tree.nodes, strict=True)
     ]
     starts = tree.turn_starts()
     candidates: Counter[int] = Counter()  # joint actions of a turn that may be handed on
@@ -63,10 +63,14 @@ def joint_returns(tree: Tree, discount: float, agent: int | None = None) -> list
     handed_on: defaultdict[int, list[float]] = defaultdict(list)  # futures of a whole turn
     for index in range(len(tree.nodes) - 1, -1, -1):  # children come after their parents
         node, of_turn = tree.nodes[index], handed_on[starts[index]]
-        own = {k: future[index, k] for k in range(len(returns[index])) if (index, k) in future}
+        future_of = {
+            k: future[index, k] for k in range(len(returns[index])) if (index, k) in future
+        }
         if of_turn and node.scores_K and not node.terminated and tree.handoff is not None:
-            own = _handed_on(own, of_turn, len(returns[index]), candidates[starts[index]])
-        for k, value in own.items():
+            future_of = _handed_on(
+                future_of, of_turn, len(returns[index]), candidates[starts[index]]
+            )
+        for k, value in future_of.items():
             returns[index][k] += value
         value = mean(returns[index])
         if node.first_agent == 0:  # a turn lies between it and its parent
@@ -88,14 +92,14 @@ def joint_returns_of_agents(tree: Tree, discount: float) -> list[list[list[float
 
 
 def _handed_on(
-    own: Mapping[int, float], of_turn: list[float], count: int, candidates: int
+    future_of: Mapping[int, float], of_turn: list[float], count: int, candidates: int
 ) -> dict[int, float]:
     """Return what is added to each of a node's ``count`` joint actions: of those with a child
-    (``own``) and of those without. ``of_turn``: the futures of all ``candidates`` that were
+    (``future_of``) and of those without. ``of_turn``: the futures of all ``candidates`` that were
     handed on."""
     average = mean(of_turn)
     factor = (candidates - 1) / max(1, len(of_turn) - 1)  # m = 1: the one future is the average
-    return {k: average + factor * (own.get(k, average) - average) for k in range(count)}
+    return {k: average + factor * (future_of.get(k, average) - average) for k in range(count)}
 
 
 def completion_returns(

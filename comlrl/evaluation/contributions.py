@@ -37,7 +37,7 @@ def coalitions(agents: Collection[int]) -> list[Coalition]:
 def play(
     team: Team,
     sampler: CachingSampler,
-    own: Weights,
+    team_weights: Weights,
     absent: Mapping[int, dict[str, torch.Tensor] | None],
     grow: Callable[[], list[RolloutResult]],
 ) -> dict[Coalition, list[RolloutResult]]:
@@ -47,7 +47,7 @@ def play(
     for present in coalitions(absent):
         gone = {i: other for i, other in absent.items() if i not in present}
         weights = {f"agent_{i}": other for i, other in gone.items() if other is not None}
-        team.load_tensors({**own, **weights})
+        team.load_tensors({**team_weights, **weights})
         sampler.weights_N = [
             "own" if i not in gone else None if gone[i] is None else "other"
             for i in range(len(team))
@@ -88,20 +88,20 @@ def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) ->
     intervals over tasks: each agent's difference reward and Shapley value, and what all of them
     add. ``rows``: of ``estimates.task_rows``."""
     first = next(iter(rows.values()))
-    known = set.intersection(*(set(row) for own in rows.values() for row in own))
-    found = {}
-    for name in (n for n in first[0] if n in known and COMPARED.match(n)):
-        value = {c: np.array([row[name] for row in own]) for c, own in rows.items()}
+    common = set.intersection(*(set(row) for task_rows in rows.values() for row in task_rows))
+    metrics = {}
+    for name in (n for n in first[0] if n in common and COMPARED.match(n)):
+        value = {c: np.array([row[name] for row in task_rows]) for c, task_rows in rows.items()}
         together = value[max(value, key=len)] - value[frozenset()]
         contributions = {
             "difference_rewards": difference_rewards(value),
             "shapley": shapley_values(value),
         }
-        found[name] = {"together": _mean(together, seed)} | {
+        metrics[name] = {"together": _mean(together, seed)} | {
             key: {str(i): _mean(each, seed) for i, each in of_agents.items()}
             for key, of_agents in contributions.items()
         }
-    return found
+    return metrics
 
 
 def _mean(value_B: np.ndarray, seed: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from comlrl.types import RolloutResult
 def weights_of(team: Team, agent: int) -> int:
     """Count the weights that each token of an agent is multiplied with: those of its model and
     its adapter; an embedding's only where they are the head's too."""
-    own = team.of(agent)
-    model: Any = own.model
+    member = team.of(agent)
+    model: Any = member.model
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     looked_up.discard(id(model.get_output_embeddings().weight))
     count = sum(
@@ -23,7 +23,7 @@ def weights_of(team: Team, agent: int) -> int:
         for name, p in model.named_parameters()
         if "lora_" not in name and id(p) not in looked_up
     )
-    return count + (0 if own.peft is None else sum(p.numel() for p in own.parameters()))
+    return count + (0 if member.peft is None else sum(p.numel() for p in member.parameters()))
 
 
 def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, float]:

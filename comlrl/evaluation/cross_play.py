@@ -84,7 +84,7 @@ def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Compute means of teams with themselves and with others, and how much is lost between the
     two."""
     count = len(matrix)
-    own = sum(matrix[i][i] for i in range(count)) / count
+    self_play = sum(matrix[i][i] for i in range(count)) / count
     others = [matrix[i][j] for i in range(count) for j in range(count) if i != j]
-    other = sum(others) / len(others)
-    return {"self_play": own, "cross_play": other, "gap": own - other}
+    cross_play = sum(others) / len(others)
+    return {"self_play": self_play, "cross_play": cross_play, "gap": self_play - cross_play}

@@ -43,8 +43,8 @@ def evaluate(
     The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
     """
 
-    def grow(own: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
-        return rollout.grow_each(own, shape.chain, sampling, keys)
+    def grow(shard: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
+        return rollout.grow_each(shard, shape.chain, sampling, keys)
 
     return repeat(grow, tasks, samples, key, processes=processes)
 
@@ -58,14 +58,14 @@ def repeat(
     processes: Processes,
 ) -> list[RolloutResult]:
     """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
-    own = processes.shard(tasks)
-    together = at_once(max(processes.of_shards(len(own))))  # alike for all processes
+    shard = processes.shard(tasks)
+    together = at_once(max(processes.of_shards(len(shard))))  # alike for all processes
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))
-        keys = [(*key, number) for number in numbers for _ in own]
-        grown += grow(own * len(numbers), keys)
-    of_sample = [grown[s * len(own) : (s + 1) * len(own)] for s in range(samples)]
+        keys = [(*key, number) for number in numbers for _ in shard]
+        grown += grow(shard * len(numbers), keys)
+    of_sample = [grown[s * len(shard) : (s + 1) * len(shard)] for s in range(samples)]
     return [tree for trees in of_sample for tree in processes.gather(trees)]
 
 
@@ -107,9 +107,9 @@ def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[st
         if counts := _counts(chains):
             row["passed"] = counts[1]
         row["reward_mean"] = sum(tree.final_score.value for tree in chains) / len(chains)
-        own_C = [own for tree in chains if (own := tree.final_score.by_agent) is not None]
-        for agent, own in enumerate(zip(*own_C, strict=True)):
-            row[f"agent_{agent}/reward_mean"] = sum(own) / len(own)
+        reward_CN = [tree.final_score.by_agent for tree in chains if tree.final_score.by_agent]
+        for agent, reward_C in enumerate(zip(*reward_CN, strict=True)):
+            row[f"agent_{agent}/reward_mean"] = sum(reward_C) / len(reward_C)
         rows.append(row | pass_rates(chains, ks))
     return rows
 
@@ -131,10 +131,10 @@ def estimates(
     intervals = {}
     for name in filter(_is_mean, point):
         known_B = [
-            _known(name, measured) if name in own else 0
-            for own, measured in zip(metrics_B, measured_B, strict=True)
+            _count_measured(name, measured) if name in metrics else 0
+            for metrics, measured in zip(metrics_B, measured_B, strict=True)
         ]
-        value_B = np.array([own.get(name, 0.0) for own in metrics_B])
+        value_B = np.array([metrics.get(name, 0.0) for metrics in metrics_B])
         intervals[name] = bootstrap_interval(value_B, np.array(known_B, float), seed)
     return point, intervals
 
@@ -153,23 +153,25 @@ def _is_mean(name: str) -> bool:
     )
 
 
-def _known(name: str, measured: _Measured) -> int:
+def _count_measured(name: str, measured: _Measured) -> int:
     """Count the chains that report a metric of the task: those that reached the turn that
     ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
     prefix, _, plain = name.partition("/")
     turn = int(prefix.removeprefix("turn_")) if prefix.startswith("turn_") else None
-    found = measured[turn]
-    return sum((name if turn is None else plain) in each for each in found) or len(found)
+    chain_measures = measured[turn]
+    return sum((name if turn is None else plain) in each for each in chain_measures) or len(
+        chain_measures
+    )
 
 
 def _measured(chains: Sequence[RolloutResult], domain: Domain) -> _Measured:
     """Return what the domain measures of a task's chains."""
-    found: _Measured = defaultdict(list)
+    by_turn: _Measured = defaultdict(list)
     for tree in chains:
         for outcome in outcomes(tree):
             action = outcome.actions_K[0]
             measured = {} if action is None else domain.measures(action, outcome.scores_K[0])
-            found[outcome.turn].append(measured)
+            by_turn[outcome.turn].append(measured)
             if outcome.last:
-                found[None].append(measured)
-    return found
+                by_turn[None].append(measured)
+    return by_turn

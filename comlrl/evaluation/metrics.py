@@ -43,15 +43,15 @@ def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, f
     of_tasks = [outcomes(result) for result in rolled]
     if not any(of_tasks):
         return {}
-    found = [outcome for of_task in of_tasks for outcome in of_task]
+    all_outcomes = [outcome for of_task in of_tasks for outcome in of_task]
     agents, metrics = rolled[0].num_agents, dict[str, float]()
-    for turn in sorted({outcome.turn for outcome in found}):
+    for turn in sorted({outcome.turn for outcome in all_outcomes}):
         at_turn = [[o for o in of_task if o.turn == turn] for of_task in of_tasks]
         for name, value in _turn_metrics(at_turn, domain, agents).items():
             metrics[f"turn_{turn}/{name}"] = value
     last = [[o for o in of_task if o.last] for of_task in of_tasks]
     metrics |= _turn_metrics(last, domain, agents)
-    metrics |= order_agreement(found) if "task_reward_mean" in metrics else {}
+    metrics |= order_agreement(all_outcomes) if "task_reward_mean" in metrics else {}
     per_agent = _completion_metrics(last, agents)
     metrics |= _over_agents(per_agent)
     for i, agent in enumerate(per_agent):
@@ -64,7 +64,7 @@ def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, f
         metrics |= _convention_metrics(ends, domain)
     metrics["turns_mean"] = weighted_mean((o.turn, o.weight) for o in ends)
     metrics["tasks"] = float(len({result.task.task_id for result in rolled}))
-    metrics["joint_actions"] = float(sum(len(outcome.scores_K) for outcome in found))
+    metrics["joint_actions"] = float(sum(len(outcome.scores_K) for outcome in all_outcomes))
     return metrics
 
 
@@ -72,17 +72,20 @@ def measures(names: Iterable[str]) -> list[str]:
     """Return, of a record's names, those of what the domain measures: they are logged for each
     turn, as all that trees say, and are neither parts of the reward nor what trees of every
     domain say."""
-    of_turns = dict.fromkeys(found[1] for name in names if (found := OF_TURN.match(name)))
-    own = [n for n in of_turns if n not in OF_TREES and not OF_AGENT.match(n)]
-    return [n for n in own if not n.startswith("reward/")]
+    of_turns = dict.fromkeys(match[1] for name in names if (match := OF_TURN.match(name)))
+    return [
+        name
+        for name in of_turns
+        if name not in OF_TREES and not OF_AGENT.match(name) and not name.startswith("reward/")
+    ]
 
 
-def order_agreement(found: Iterable[Outcome]) -> dict[str, float]:
+def order_agreement(all_outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Compute the share of the sibling joint actions with different task rewards that the score
     (the reward that was trained on) orders likewise: how far the model still holds where the
     policies have moved to. Nothing where no two differ."""
     right = count = 0
-    for outcome in found:
+    for outcome in all_outcomes:
         scores = [(s.value, s.task_reward) for s in outcome.scores_K if s.task_reward is not None]
         for i, (score, task) in enumerate(scores):
             for other_score, other_task in scores[:i]:
@@ -112,10 +115,10 @@ def _turn_metrics(
     of_tasks: Sequence[Sequence[Outcome]], domain: Domain, num_agents: int
 ) -> dict[str, float]:
     """Compute metrics of the outcomes of one turn, or of the last that each branch has reached."""
-    found = [outcome for of_task in of_tasks for outcome in of_task]
+    all_outcomes = [outcome for of_task in of_tasks for outcome in of_task]
     scored = [
         (score, processed, share)
-        for outcome in found
+        for outcome in all_outcomes
         for score, processed, share in zip(
             outcome.scores_K, outcome.rewards_K, outcome.shares_K, strict=True
         )
@@ -127,17 +130,19 @@ def _turn_metrics(
         "reward_std": math.sqrt(variance),
         "processed_reward_mean": weighted_mean((reward, share) for _, reward, share in scored),
     }
-    metrics |= _score_metrics(found, domain)
-    if found[0].terminated is not None:
-        metrics["termination_share"] = weighted_mean((bool(o.terminated), o.weight) for o in found)
+    metrics |= _score_metrics(all_outcomes, domain)
+    if all_outcomes[0].terminated is not None:
+        metrics["termination_share"] = weighted_mean(
+            (bool(o.terminated), o.weight) for o in all_outcomes
+        )
         metrics |= _over_agents(_completion_metrics(of_tasks, num_agents))
     return metrics
 
 
-def _score_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]:
+def _score_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str, float]:
     """Return what the scores say beyond their values, and what the domain measures."""
     values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for outcome in found:
+    for outcome in all_outcomes:
         for action, score, share in zip(
             outcome.actions_K, outcome.scores_K, outcome.shares_K, strict=True
         ):
@@ -146,8 +151,8 @@ def _score_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]
                 measured["task_reward_mean"] = score.task_reward
             if score.passed is not None:
                 measured["pass_rate"] = float(score.passed)
-            for agent, own in enumerate(score.by_agent or ()):
-                measured[f"agent_{agent}/reward_mean"] = own
+            for agent, agent_reward in enumerate(score.by_agent or ()):
+                measured[f"agent_{agent}/reward_mean"] = agent_reward
             if action is not None:
                 measured |= domain.measures(action, score)
             for name, value in measured.items():
@@ -155,12 +160,12 @@ def _score_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]
     return {name: weighted_mean(pairs) for name, pairs in values.items()}
 
 
-def _convention_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, float]:
+def _convention_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str, float]:
     """Compute shares of joint actions by how each agent shared the work, and whether that
     fitted."""
     shares: defaultdict[str, float] = defaultdict(float)
-    match, known = 0.0, []
-    for outcome in found:
+    match, judged = 0.0, []
+    for outcome in all_outcomes:
         for action, share in zip(outcome.actions_K, outcome.shares_K, strict=True):
             if action is None or (followed := domain.conventions(action)) is None:
                 continue
@@ -168,10 +173,10 @@ def _convention_metrics(found: Sequence[Outcome], domain: Domain) -> dict[str, f
             for role, kind in zip(roles, followed.kind_N, strict=True):
                 shares[f"convention/{role}/{kind or 'none'}"] += share
             match += share * followed.match
-            known.append(share)
-    if not known:
+            judged.append(share)
+    if not judged:
         return {}
-    mass = math.fsum(known)
+    mass = math.fsum(judged)
     means = {name: share / mass for name, share in sorted(shares.items())}
     return means | {"convention_match_rate": match / mass}
 
@@ -191,10 +196,10 @@ def _completion_metrics(
                 weights[answers.number] += outcome.weight
         for number, answers in numbered.items():
             turns_N[answers.agent].append((answers.turn, weights[number]))
-    found = [outcome for of_task in of_tasks for outcome in of_task]
-    if found[0].terminated is not None:
+    all_outcomes = [outcome for of_task in of_tasks for outcome in of_task]
+    if all_outcomes[0].terminated is not None:
         return [_agent_metrics(turns) | _sibling_metrics(turns) for turns in turns_N]
-    mass = math.fsum(outcome.weight for outcome in found)
+    mass = math.fsum(outcome.weight for outcome in all_outcomes)
     return [
         {"calls_mean": math.fsum(w for _, w in turns) / mass}
         | (_agent_metrics(turns) if turns else {})

@@ -58,7 +58,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
     stages = Counter(node.parent for node in tree.nodes)
     turns = Counter(starts[n.parent] for n in tree.nodes if n.parent >= 0 and not n.first_agent)
     continued: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
-    found = []
+    nodes_outcomes = []
     for index, node in enumerate(tree.nodes):  # breadth-first: a parent stands before its children
         if node.parent < 0:
             weights.append(1.0)
@@ -71,7 +71,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
             continue
         if not node.terminated:
             continued[starts[index]] += weights[index]
-        found.append(
+        nodes_outcomes.append(
             Outcome(
                 turn=node.turn,
                 weight=weights[index],
@@ -83,7 +83,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
                 terminated=node.terminated,
             )
         )
-    return found
+    return nodes_outcomes
 
 
 def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:
@@ -97,9 +97,9 @@ def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:
 
 @outcomes.register
 def _of_episodes(group: EpisodeGroup) -> list[Outcome]:
-    found, numbers = [], itertools.count()
+    episode_outcomes, numbers = [], itertools.count()
     for episode in group.episodes_G:
-        found.append(
+        episode_outcomes.append(
             Outcome(
                 turn=1,
                 weight=1 / len(group.episodes_G),
@@ -111,4 +111,4 @@ def _of_episodes(group: EpisodeGroup) -> list[Outcome]:
                 error=episode.error,
             )
         )
-    return found
+    return episode_outcomes

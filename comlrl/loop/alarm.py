@@ -36,8 +36,10 @@ class CollapseAlarm:
         """Return warnings about this step's metrics."""
         self.seen += 1
         warnings = []
-        own = "reward_mean" if metrics.get("task_reward_mean") is None else "task_reward_mean"
-        for name in ("entropy", own):
+        reward_name = (
+            "reward_mean" if metrics.get("task_reward_mean") is None else "task_reward_mean"
+        )
+        for name in ("entropy", reward_name):
             value = metrics.get(name)
             if value is None or not math.isfinite(value):
                 continue

@@ -30,7 +30,7 @@ class BestModel:
 
     def resume(self) -> None:
         """Continue with what an earlier process has left; called by all processes."""
-        self.facts = distributed.from_main(self._found)
+        self.facts = distributed.from_main(self._recover)
 
     def offer(self, facts: dict[str, float]) -> None:
         """Keep the present weights where ``facts["reward_mean"]`` is above all before.
@@ -48,7 +48,7 @@ class BestModel:
             self._put_in_place()
         self.facts = dict(facts)
 
-    def _found(self) -> dict[str, float] | None:
+    def _recover(self) -> dict[str, float] | None:
         final, partial, old = (self.run_dir / name for name in (BEST_MODEL, PARTIAL, OLD))
         if not final.exists() and (partial / FACTS).exists():  # killed between two renames
             self._put_in_place()

@@ -45,8 +45,8 @@ class BestRound:
     def state_tensors(self) -> dict[str, torch.Tensor]:
         held = {
             f"{name}/{key}": tensor
-            for name, own in self.tensors.items()
-            for key, tensor in own.items()
+            for name, part in self.tensors.items()
+            for key, tensor in part.items()
         }
         return {"reward": torch.tensor([self.mean, self.error], dtype=torch.float64)} | held
 

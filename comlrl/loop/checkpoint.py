@@ -98,19 +98,19 @@ class Checkpoints:
         self.newest = (steps, path)
         return path
 
-    def resume(self, found: Checkpoint, steps: int, parts: Mapping[str, Part]) -> None:
+    def resume(self, checkpoint: Checkpoint, steps: int, parts: Mapping[str, Part]) -> None:
         """Load what a checkpoint of ``steps`` training steps holds into a trainer's parts.
 
         Raises UserError where it does not fit them.
         """
         try:
             for name, part in parts.items():
-                load_part(part, found.tensors[name])
+                load_part(part, checkpoint.tensors[name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"--resume: {found.path} does not fit this configuration: {short(error)}"
+                f"--resume: {checkpoint.path} does not fit this configuration: {short(error)}"
             ) from error
-        self.newest = (steps, found.path)
+        self.newest = (steps, checkpoint.path)
 
 
 def save(
@@ -139,8 +139,10 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         before = [path for path in _folders(run_dir) if _damage(path) is None]
-        kept = f"{before[-1]} is untouched" if before else "there is none before it"
-        raise CheckpointError(f"checkpoint {final} could not be saved: {reason}; {kept}") from error
+        fallback = f"{before[-1]} is untouched" if before else "there is none before it"
+        raise CheckpointError(
+            f"checkpoint {final} could not be saved: {reason}; {fallback}"
+        ) from error
     if limit is not None:
         for old in [path for path in _folders(run_dir) if path.name <= final.name][:-limit]:
             files.remove(old)

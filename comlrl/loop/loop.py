@@ -77,8 +77,8 @@ class Loop:
         self.processes = processes
         self.evaluations, self.prefetch = evaluations, prefetch
         self.signals, self.progress = signals or Signals(), progress or Progress()
-        known = [end for end in (section.max_steps, schedule.steps) if end is not None]
-        self.ends = Ends(min(known) if known else None, section.max_env_steps)
+        limits = [end for end in (section.max_steps, schedule.steps) if end is not None]
+        self.ends = Ends(min(limits) if limits else None, section.max_env_steps)
         by_time = section.save_steps is None
         limit = 1 if by_time else section.save_total_limit
         self.checkpoints = Checkpoints(run_dir, Cadence(section.save_steps or 0), limit)
@@ -120,30 +120,30 @@ class Loop:
         """Return the seconds since the run began, those of interrupted processes included."""
         return self.counters.wall_seconds + time.monotonic() - self._started
 
-    def resume(self, found: Checkpoint, trainer: HasParts, *, force: bool = False) -> None:
+    def resume(self, restored: Checkpoint, trainer: HasParts, *, force: bool = False) -> None:
         """Continue from a checkpoint.
 
         Raises UserError where it was made by another team or (unless ``force``) other tasks, and
         where it is not as ``save`` writes it.
         """
         try:
-            same = found.state["tasks"] == self.schedule.fingerprint
-            self.counters = Counters.of(found.state["loop"])
-            self.log.alarm.load(found.state["collapse"])
-            self.progress.load(found.state.get("progress", {}))
+            same = restored.state["tasks"] == self.schedule.fingerprint
+            self.counters = Counters.of(restored.state["loop"])
+            self.log.alarm.load(restored.state["collapse"])
+            self.progress.load(restored.state.get("progress", {}))
             if self.log.sampled is not None:
-                self.log.sampled.load(found.state.get("sampled", {}))
+                self.log.sampled.load(restored.state.get("sampled", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
-                f"--resume: {found.path} cannot be read: state.json: {short(error)}"
+                f"--resume: {restored.path} cannot be read: state.json: {short(error)}"
             ) from error
         if not same and not force:
             raise UserError(
-                f"--resume: the training tasks are not those of {found.path}; restore the "
+                f"--resume: the training tasks are not those of {restored.path}; restore the "
                 "dataset, or add --resume-force"
             )
-        self.checkpoints.resume(found, self.counters.steps, trainer.parts())
-        for name, tokens in found.state.get("micro_batch_tokens", {}).items():
+        self.checkpoints.resume(restored, self.counters.steps, trainer.parts())
+        for name, tokens in restored.state.get("micro_batch_tokens", {}).items():
             agent = trainer.parts().get(name)
             # Another GPU would take others, or memory had run out.
             if isinstance(agent, Agent) and tokens != token_budget(agent):

@@ -53,8 +53,8 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     """
     check_free(config, resume)
     folder = find(config, resume)
-    found = checkpoint.newest(folder) if resume and folder.exists() else None
-    if found is None and holds_run(folder):
+    newest = checkpoint.newest(folder) if resume and folder.exists() else None
+    if newest is None and holds_run(folder):
         _make_room(folder, config, resume)
     before = FolderSnapshot.of(folder)
     make_writable(folder)
@@ -63,15 +63,15 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     harmful = [change for change in changed if not change.harmless]
     if harmful and not force:
         raise UserError(_refusal(harmful))
-    if found is None and resume:
+    if newest is None and resume:
         notice(f"no checkpoint in {folder}: a fresh start")
-    for change in changed if found is not None else ():
+    for change in changed if newest is not None else ():
         notice(f"resuming with {change}")
-    continuing = found is not None or (folder / CONFIG).exists()
+    continuing = newest is not None or (folder / CONFIG).exists()
     return Start(
         config=config,
         run_dir=folder,
-        checkpoint=found,
+        checkpoint=newest,
         continuing=continuing,
         sources=sources,
         before=None if continuing else before,

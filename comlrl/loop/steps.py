@@ -112,10 +112,10 @@ class Counters:
 def seed_generators(seed: int, step: int) -> None:
     """Seed the global generators anew at each step, alike on all processes: dropout and the like
     then need no generator state to resume."""
-    own = int(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).hexdigest(), 16)
-    torch.manual_seed(own)
-    np.random.seed(own)
-    random.seed(own)
+    step_seed = int(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).hexdigest(), 16)
+    torch.manual_seed(step_seed)
+    np.random.seed(step_seed)
+    random.seed(step_seed)
 
 
 def peak_memory_mb() -> float:

@@ -38,8 +38,8 @@ class TaskSchedule:
     @cached_property
     def size(self) -> int:
         """Return the most tasks of a round."""
-        whole = len(self.tasks)
-        return min(whole, self.round_tasks or math.ceil(whole / self.rounds))
+        count = len(self.tasks)
+        return min(count, self.round_tasks or math.ceil(count / self.rounds))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -117,13 +117,13 @@ class TaskSchedule:
     def _ends(self) -> list[int]:
         """Count the steps up to the end of each round."""
         if self.epochs is None:
-            whole = self.max_steps or 0
-            return [whole * (r + 1) // self.rounds for r in range(self.rounds)]
+            total = self.max_steps or 0
+            return [total * (r + 1) // self.rounds for r in range(self.rounds)]
         passes = self.epochs
         return list(accumulate(passes * self._parts(r) for r in range(self.rounds)))
 
     @cached_property
     def _lengths(self) -> list[int]:
-        whole, size = len(self.tasks), self.size
-        cycle = math.ceil(whole / size)
-        return [min(size, whole - size * (r % cycle)) for r in range(self.rounds)]
+        count, size = len(self.tasks), self.size
+        cycle = math.ceil(count / size)
+        return [min(size, count - size * (r % cycle)) for r in range(self.rounds)]

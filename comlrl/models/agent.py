@@ -124,9 +124,11 @@ class Agent:
     @property
     def switches(self) -> list[torch.nn.Module]:
         """Modules that learning treats otherwise: with checkpointing, or LoRA dropout above 0."""
-        found = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        checkpointed = [
+            m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)
+        ]
         dropouts = [d for layer in lora_layers(self.model) for d in layer.lora_dropout.values()]
-        return found + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
+        return checkpointed + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the weights that this agent trains: its adapter's, or all of its model's."""
@@ -184,19 +186,19 @@ class Reference:
 
 
 def _copy(
-    own: Mapping[str, torch.nn.Parameter],
+    parameters: Mapping[str, torch.nn.Parameter],
     weights: Mapping[str, torch.Tensor],
     source: str,
     *,
     exactly: bool,
 ) -> None:
     """Copy weights. ``exactly``: also refuse weights that have no counterpart."""
-    wrong = set(own) ^ set(weights) if exactly else set(own) - set(weights)
-    wrong |= {n for n in set(own) & set(weights) if own[n].shape != weights[n].shape}
+    wrong = set(parameters) ^ set(weights) if exactly else set(parameters) - set(weights)
+    wrong |= {n for n in set(parameters) & set(weights) if parameters[n].shape != weights[n].shape}
     if wrong:
         raise UserError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(like(weights[name], parameter))
 
 

@@ -73,7 +73,7 @@ class TeamCritic(nn.Module):
             inside_SN = (place_N < count_S[:, None]).to(each_SNH)
             mean_SH = (each_SNH * inside_SN[..., None]).sum(1) / count_S[:, None]
         value_SH = self.together(mean_SH)
-        return value_SH[:, 0] if self.heads == 1 else _own(value_SH, agent_S)
+        return value_SH[:, 0] if self.heads == 1 else _select_head(value_SH, agent_S)
 
 
 class LanguageCritic:
@@ -93,7 +93,7 @@ class LanguageCritic:
         """Return V where each action of the batch is chosen, (A,). ``agent_A``: who chooses it."""
         hidden_AD, _ = action_states(self.agent, batch)
         value_AH = self.head(hidden_AD.float())
-        return value_AH[:, 0] if self.heads == 1 else _own(value_AH, agent_A)
+        return value_AH[:, 0] if self.heads == 1 else _select_head(value_AH, agent_A)
 
     def parameters(self) -> list[nn.Parameter]:
         return [*self.agent.parameters(), *self.head.parameters()]
@@ -103,12 +103,12 @@ class LanguageCritic:
         return self.agent.state_tensors() | head
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        own = self.agent.state_tensors()
-        self.agent.load_tensors({name: tensors[name] for name in own})
+        agent_names = self.agent.state_tensors()
+        self.agent.load_tensors({name: tensors[name] for name in agent_names})
         self.head.load_state_dict({n: tensors[f"head.{n}"] for n in self.head.state_dict()})
 
 
-def _own(value_XH: torch.Tensor, head_X: torch.Tensor | None) -> torch.Tensor:
+def _select_head(value_XH: torch.Tensor, head_X: torch.Tensor | None) -> torch.Tensor:
     """Select the head that each row names."""
     assert head_X is not None, "values of agents are asked for by agent"
     return value_XH.gather(1, head_X.to(value_XH.device)[:, None])[:, 0]

@@ -123,7 +123,7 @@ def _head(
         logprob = logits.gather(-1, targets[:, None])[:, 0] - normalizer
         return logprob, normalizer - (logits.softmax(-1) * logits).sum(-1)
 
-    def whole(
+    def head_logprobs(
         hidden: torch.Tensor, targets: torch.Tensor, support: SamplingSupport | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return logprobs_of(logits_of(hidden), targets, support)
@@ -136,15 +136,15 @@ def _head(
         most = min(most, FROZEN_BYTES.get(agent.device.type, most))
     chunk = max(step, most // row // step * step)
     if len(hidden_AD) * row <= most:
-        return whole(hidden_AD, targets_A, support)
-    chunks = [(hidden_AD[own], *rest) for own, *rest in _parts(targets_A, support, chunk)]
+        return head_logprobs(hidden_AD, targets_A, support)
+    chunks = [(hidden_AD[rows], *rest) for rows, *rest in _parts(targets_A, support, chunk)]
     if not frozen:
-        parts = [checkpoint(whole, *own, use_reentrant=False) for own in chunks]
+        parts = [checkpoint(head_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
         entropies = [e for _, e in parts if e is not None]
         logprob_A = torch.cat([logprobs for logprobs, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None
     piece = max(1, PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES) // row)
-    parts = [FrozenHead.apply(*own, logits_of, logprobs_of, piece) for own in chunks]
+    parts = [FrozenHead.apply(*chunk, logits_of, logprobs_of, piece) for chunk in chunks]
     return torch.cat(parts), None
 
 
@@ -154,8 +154,8 @@ def _parts(
     """Yield places, targets and the truncation's support, in parts of at most ``size`` actions."""
     targets = targets_A.split(size)
     supports = [None] * len(targets) if support is None else split(support, size)
-    for number, (each, own) in enumerate(zip(targets, supports, strict=True)):
-        yield slice(number * size, (number + 1) * size), each, own
+    for number, (targets_part, support_part) in enumerate(zip(targets, supports, strict=True)):
+        yield slice(number * size, (number + 1) * size), targets_part, support_part
 
 
 class FrozenHead(torch.autograd.Function):
@@ -182,20 +182,20 @@ class FrozenHead(torch.autograd.Function):
         """
         learns = ctx.needs_input_grad[0]
         with torch.set_grad_enabled(learns):
-            own_AD = hidden_AD.detach().requires_grad_(learns)
-            logits_AV = logits_of(own_AD)
+            leaf_AD = hidden_AD.detach().requires_grad_(learns)
+            logits_AV = logits_of(leaf_AD)
         slope_AV = torch.empty_like(logits_AV) if learns else None
-        found = []
-        for own, *rest in _parts(targets_A, support, piece):
+        logprobs = []
+        for rows, *rest in _parts(targets_A, support, piece):
             with torch.set_grad_enabled(learns):
-                logits = logits_AV[own].detach().requires_grad_(learns)
+                logits = logits_AV[rows].detach().requires_grad_(learns)
                 logprob, _ = logprobs_of(logits, *rest)
             if slope_AV is not None:
-                (slope_AV[own],) = torch.autograd.grad(logprob, logits, torch.ones_like(logprob))
-            found.append(logprob.detach())
+                (slope_AV[rows],) = torch.autograd.grad(logprob, logits, torch.ones_like(logprob))
+            logprobs.append(logprob.detach())
         if slope_AV is not None:
-            ctx.save_for_backward(*torch.autograd.grad(logits_AV, own_AD, slope_AV))
-        return torch.cat(found)
+            ctx.save_for_backward(*torch.autograd.grad(logits_AV, leaf_AD, slope_AV))
+        return torch.cat(logprobs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:

@@ -96,13 +96,13 @@ def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
         peft, (start_adapter,) = _with_adapters(model, name, config, [index], reference)
         router = add_router(model)
     elif reference:
-        kept = copy.deepcopy(model).requires_grad_(False)
+        reference_model = copy.deepcopy(model).requires_grad_(False)
         start = Agent(
             index=index,
-            model=kept,
+            model=reference_model,
             tokenizer=tokenizer,
             peft=None,
-            fast=fast_decoder(kept, None, 0),
+            fast=fast_decoder(reference_model, None, 0),
         )
     fast = fast_decoder(model, router, int(lora), _learns_fast(config))
     return Agent(
@@ -181,20 +181,21 @@ def generation_config(source: str | Path, trusted: bool) -> Any:
 
 def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
     """Load a causal language model in evaluation mode, and its tokenizer with pad and EOS."""
-    source, asked = resolve_model(name), section.attn_implementation
+    source, attention = resolve_model(name), section.attn_implementation
     tokenizer = load_tokenizer(section, name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=dtype_of(section, device),
-            attn_implementation=None if asked == "auto" else asked,
+            attn_implementation=None if attention == "auto" else attention,
             **{**MODEL_SAFETY, **section.model_kwargs},
         )
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
-        if asked != "auto" and "attn_implementation" in str(error):
+        if attention != "auto" and "attn_implementation" in str(error):
             raise UserError(
-                f"agent_model.attn_implementation: '{name}' cannot be read by '{asked}'; give auto"
+                f"agent_model.attn_implementation: '{name}' cannot be read by '{attention}'; "
+                "give auto"
             ) from error
         raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -226,8 +227,8 @@ def load_failure(error: Exception) -> str:
     """Return why a model's folder could not be read, in a line."""
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights hold more than tensors, and are not run; give safetensors"
-    known = isinstance(error, OSError | ValueError)  # libraries' own words for the user
-    return one_line(str(error) if known and str(error) else f"{type(error).__name__}: {error}")
+    for_users = isinstance(error, OSError | ValueError)  # libraries' own words for the user
+    return one_line(str(error) if for_users and str(error) else f"{type(error).__name__}: {error}")
 
 
 def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:

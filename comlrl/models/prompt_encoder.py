@@ -61,23 +61,23 @@ class PromptEncoder:
         end, is_end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn), "is the model's end"
         if self.end_of_turn in {self.tokenizer.eos_token_id, *self.ends}:
             return True, f"the chat template's end of turn, {end}, {is_end} of sequence"
-        own = self.tokenizer.eos_token
-        return False, f"the chat template's end of turn, {end}, is not the model's end, {own}"
+        eos = self.tokenizer.eos_token
+        return False, f"the chat template's end of turn, {end}, is not the model's end, {eos}"
 
     @cached_property
     def end_of_turn(self) -> int | None:
         """The control token that the chat template puts after an answer; None: none."""
-        asked, answered = "x7asked7x", "x7answered7x"
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        question, answer = "x7asked7x", "x7answered7x"
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, **self.template_arguments
             )
         except Exception:  # a template may raise anything for what it does not take
             return None
-        if answered not in text:
+        if answer not in text:
             return None
-        ids = self.tokenizer(text.rpartition(answered)[2], add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(text.rpartition(answer)[2], add_special_tokens=False)["input_ids"]
         control = self._control | {self.tokenizer.eos_token_id, *self.ends}
         return next((i for i in ids if i in control), None)
 

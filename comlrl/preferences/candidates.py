@@ -118,7 +118,7 @@ def joint_text(
 def joint_texts(candidates: CandidateSet, prompts_first: bool = False) -> list[str]:
     """Return ``joint_text`` of each candidate."""
     asked_N = [split_prefill(prompt)[0] for prompt in candidates.prompts_N]
-    prompts_N = ["\n".join(m.content for m in asked) for asked in asked_N]
+    prompts_N = ["\n".join(m.content for m in prompt) for prompt in asked_N]
     return [joint_text(prompts_N, c.texts_N, prompts_first) for c in candidates.candidates_K]
 
 
@@ -133,18 +133,18 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
 def drop_after(path: Path, round_index: int) -> None:
     """Remove a torn last line that a crash left, and the rounds after ``round_index``."""
     content = path.read_bytes()
-    whole = 0
+    valid_bytes = 0
     for line in content.splitlines(keepends=True):
         if not line.endswith(b"\n") or json.loads(line).get("round", 0) > round_index:
             break
-        whole += len(line)
-    if whole < len(content):
-        os.truncate(path, whole)
+        valid_bytes += len(line)
+    if valid_bytes < len(content):
+        os.truncate(path, valid_bytes)
 
 
-def preferences_file(given: str) -> Path:
+def preferences_file(folder_or_file: str) -> Path:
     """Return the file that the key ``preferences`` names: itself, or one in a run's folder."""
-    path = Path(given)
+    path = Path(folder_or_file)
     return path / PREFERENCES if path.is_dir() else path
 
 
@@ -210,10 +210,10 @@ def _prompts_to_json(prompts_N: Sequence[Sequence[Message]]) -> list[list[dict[s
     ]
 
 
-def _prompts_from_json(given: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
+def _prompts_from_json(prompts: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
     return tuple(
         tuple(Message(m["role"], m["content"], m.get("verbatim") is True) for m in prompt)
-        for prompt in given
+        for prompt in prompts
     )
 
 
@@ -221,16 +221,16 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
     if "pairs" in line:
         raise ValueError("its pairs are a comparator's, which are no longer read")
     candidates = []
-    for given in line["candidates"]:
-        texts = given["completions"]
-        ids = given.get("token_ids") or [()] * len(texts)
-        finished = given.get("finished") or [True] * len(texts)
+    for candidate in line["candidates"]:
+        texts = candidate["completions"]
+        ids = candidate.get("token_ids") or [()] * len(texts)
+        finished = candidate.get("finished") or [True] * len(texts)
         completions = tuple(
-            Completion(str(text), tuple(map(int, own)), bool(done))
-            for text, own, done in zip(texts, ids, finished, strict=True)
+            Completion(str(text), tuple(map(int, token_ids)), bool(done))
+            for text, token_ids, done in zip(texts, ids, finished, strict=True)
         )
-        read = _prompts_from_json(given["prompts"]) if "prompts" in given else None
-        candidates.append(JointCandidate(completions, float(given["reward"]), read))
+        read = _prompts_from_json(candidate["prompts"]) if "prompts" in candidate else None
+        candidates.append(JointCandidate(completions, float(candidate["reward"]), read))
     prompts = _prompts_from_json(line["prompts"])
     round_index = int(line.get("round", 0))
     return CandidateSet(

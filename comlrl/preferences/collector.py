@@ -86,7 +86,7 @@ class Collector:
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
         self.shape = section.candidate_shape
         self._rounds: list[Round] = []
-        self._kept: list[CandidateSet] | None = None  # of the file, by earlier processes
+        self._stored: list[CandidateSet] | None = None  # of the file, by earlier processes
 
     def round(self, index: int) -> Round:
         """Return round ``index``, sampled from the present policies unless it was before.
@@ -144,8 +144,8 @@ class Collector:
         """Read another run's candidates, of all its rounds, for this run's training tasks."""
         sets: dict[str, CandidateSet] = {}
         for item in read_sets(path, self.section.num_agents):
-            known = sets.get(item.task_id)
-            sets[item.task_id] = replace(item, round=0) if known is None else known.joined(item)
+            earlier = sets.get(item.task_id)
+            sets[item.task_id] = replace(item, round=0) if earlier is None else earlier.joined(item)
         self._remember(path, 0)
         known_tasks = [sets[t.task_id] for t in self.loop.tasks if t.task_id in sets]
         if not known_tasks:
@@ -161,9 +161,9 @@ class Collector:
     def _collect(self, index: int, present: int) -> list[CandidateSet]:
         """Collect round ``index``; earlier rounds are in the file."""
         path = self.loop.run_dir / PREFERENCES
-        if self._kept is None:
-            self._kept = self._go_on(path, present)
-        have = {item.task_id: item for item in self._kept if item.round == index}
+        if self._stored is None:
+            self._stored = self._go_on(path, present)
+        have = {item.task_id: item for item in self._stored if item.round == index}
         tasks = self.tasks_of(index)
         if any(task.task_id not in have for task in tasks):
             assert index == present, "an earlier round lies whole in the file"
@@ -192,8 +192,8 @@ class Collector:
         distributed.all_gather(None)  # nobody reads before the file is as it should be
         if self._remembered:
             self._check(path)
-        whole = path.stat().st_size > 0
-        sets = read_sets(path, self.section.num_agents) if whole else []
+        has_content = path.stat().st_size > 0
+        sets = read_sets(path, self.section.num_agents) if has_content else []
         distributed.all_gather(None)  # nor writes before all have read
         if sets and not self._remembered:
             say(f"continuing after the {len(sets)} tasks that '{path}' holds")
@@ -217,8 +217,8 @@ class Collector:
         return have
 
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
-        own = self.loop.processes.shard(tasks)
-        trees = self.rollout.grow(own, self.shape, self.sampling, ("preferences", index))
+        shard = self.loop.processes.shard(tasks)
+        trees = self.rollout.grow(shard, self.shape, self.sampling, ("preferences", index))
         in_order = len(self.shape.stages) > 1
         sets = [
             CandidateSet.of(tree, index, self._prompts(tree.task) if in_order else None)

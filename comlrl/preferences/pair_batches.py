@@ -102,9 +102,9 @@ def distinct_completions(
     for candidates, k in candidates_C:
         prompt = candidates.read_by(agent.index, k)
         completion = candidates.candidates_K[k].completions_N[agent.index]
-        asked, prefill = split_prefill(prompt)
+        without_prefill, prefill = split_prefill(prompt)
         if not completion.text.startswith(prefill):  # it was written without one
-            prompt, prefill = asked, ""
+            prompt, prefill = without_prefill, ""
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
         ids = completion.token_ids if sampled_here else completion_ids(agent, completion, prefill)
@@ -145,9 +145,9 @@ def logprobs(
     """Return log π of each completion; shape (U,), float64, on the CPU."""
     value_U = torch.zeros(len(completions_U), dtype=torch.float64)
     for packed in micro_batches(agent, rows_of(completions_U, [1.0] * len(completions_U))):
-        found = action_logprobs(agent, packed, temperature)
+        chosen = action_logprobs(agent, packed, temperature)
         owner_A = packed.completion_RL[packed.action_mask_RL]
-        value_U.index_add_(0, owner_A, found.logprob_A.double().cpu())
+        value_U.index_add_(0, owner_A, chosen.logprob_A.double().cpu())
     return value_U
 
 
@@ -163,8 +163,8 @@ def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> t
         decoded = agent.decode(ids)
         if decoded == text or (text and decoded.startswith(text)):  # a text may have stopped it
             return ids
-    own = agent.encoder.encode_text(text)
-    return (*own, agent.stop_ids[0]) if completion.finished else tuple(own)
+    encoded = agent.encoder.encode_text(text)
+    return (*encoded, agent.stop_ids[0]) if completion.finished else tuple(encoded)
 
 
 def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

@@ -218,15 +218,16 @@ def _autocast(model: Any) -> Any:
 
 
 class ModelReward(Reward):
-    """The model's score as the reward; what the task reward found travels with it, for the log.
+    """The model's score as the reward; the task's reward is logged beside it.
 
-    In rounds the model is a part of checkpoints: what they hold is ``kept`` until it is made one.
+    With rounds, checkpoints hold the model: its facts and weights are ``restored`` until it is
+    built from them.
     """
 
     def __init__(self, task_reward: Reward, prompts: Prompts) -> None:
         self.task_reward, self.prompts = task_reward, prompts
         self.model: RewardModel | None = None
-        self.kept: tuple[Facts, dict[str, torch.Tensor]] | None = None
+        self.restored: tuple[Facts, dict[str, torch.Tensor]] | None = None
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         assert self.model is not None
@@ -235,7 +236,7 @@ class ModelReward(Reward):
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         weights = {name: tensor for name, tensor in tensors.items() if name != "facts"}
-        self.kept = Facts(**json.loads(bytes(tensors["facts"].tolist()))), weights
+        self.restored = Facts(**json.loads(bytes(tensors["facts"].tolist()))), weights
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         assert self.model is not None, "the reward model comes before the online stage"
@@ -246,8 +247,8 @@ class ModelReward(Reward):
         ]
         checked = self.task_reward.score(actions)
         return [
-            replace(known, value=value, task_reward=known.value)
-            for value, known in zip(self.model.scores(texts), checked, strict=True)
+            replace(score, value=value, task_reward=score.value)
+            for value, score in zip(self.model.scores(texts), checked, strict=True)
         ]
 
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:

@@ -41,15 +41,15 @@ class LoadWatch:
         """
         alone = distributed.world_size() == 1
         default, cores = torch.get_num_threads(), _cores()
-        given = "OMP_NUM_THREADS" in os.environ or cores < default
-        if given or not alone or torch.cuda.is_available():
+        limited = "OMP_NUM_THREADS" in os.environ or cores < default
+        if limited or not alone or torch.cuda.is_available():
             return
         default = min(default, available_cores())  # of which a container may have few
         busy = self._busy_cores()
         idle = idle_cores(default, cores, busy)
-        kept, *machine = (state or {}).get(STATE, (0,))
+        saved, *machine = (state or {}).get(STATE, (0,))
         as_before = machine == [cores, 1]
-        threads = kept if as_before else idle
+        threads = saved if as_before else idle
         reasons = ["as before"] * as_before
         if idle < default:
             reasons.append(f"other programs keep {busy:.1f} of {cores} cores busy")
@@ -112,4 +112,4 @@ def busy_seconds(stat: str, cores: Collection[int]) -> float:
 def own_seconds() -> float:
     """Return CPU seconds of this process, and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -172,8 +172,10 @@ class Processes:
         for count in self.gather(counts):
             starts.append(at)
             at += count
-        own = self.shard(starts)
-        return [s + i for s, count in zip(own, counts, strict=True) for i in range(count)], at
+        shard_starts = self.shard(starts)
+        return [
+            s + i for s, count in zip(shard_starts, counts, strict=True) for i in range(count)
+        ], at
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum gradients over the processes, in one flat call (whole models: a few).

@@ -63,14 +63,14 @@ def is_split(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the full tensor; a collective call for one that is split."""
     return tensor.full_tensor() if is_split(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as checkpoints hold it: full, and off the GPU if it was split."""
-    return whole(tensor).cpu() if is_split(tensor) else tensor
+    return full_tensor(tensor).cpu() if is_split(tensor) else tensor
 
 
 def like(value: torch.Tensor, target: Any) -> torch.Tensor:
@@ -91,5 +91,5 @@ def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     norm = torch.nn.utils.get_total_norm([g for g in gradients if not is_split(g)])
     if not split:
         return norm
-    rest = whole(torch.nn.utils.get_total_norm(split))
+    rest = full_tensor(torch.nn.utils.get_total_norm(split))
     return torch.hypot(norm.to(rest), rest)

@@ -33,14 +33,14 @@ def moments(values: torch.Tensor, processes: Processes) -> tuple[int, float, flo
 def explained_variance(values: torch.Tensor, returns: torch.Tensor, processes: Processes) -> float:
     """Return 1 − Var(returns − values) / Var(returns); NaN if all returns are equal."""
     _, _, error = moments(returns - values, processes)
-    _, _, whole = moments(returns, processes)
-    return 1 - (error / whole) ** 2 if whole > 0 else math.nan
+    _, _, spread = moments(returns, processes)
+    return 1 - (error / spread) ** 2 if spread > 0 else math.nan
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
     """Return the smallest and largest of all processes' values; (0, 0) if there are none."""
-    own = values.detach().flatten().tolist()
-    parts = distributed.all_gather((min(own), max(own)) if own else ())
+    local = values.detach().flatten().tolist()
+    parts = distributed.all_gather((min(local), max(local)) if local else ())
     ends = [end for part in parts for end in part]
     return (min(ends), max(ends)) if ends else (0.0, 0.0)
 
@@ -94,17 +94,17 @@ class Sums:
 
     def all_reduced(self, processes: Processes) -> Sums:
         """Return the sums of all processes' shards. A collective call."""
-        whole = Sums()
+        reduced = Sums()
         for of, maxima in processes.of_shards((dict(self.of), self.maxima)):
-            whole.add(**of)
-            whole.reach(**maxima)
-        return whole
+            reduced.add(**of)
+            reduced.reach(**maxima)
+        return reduced
 
     def means(self, per: str, processes: Processes) -> dict[str, float]:
         """Divide every sum of all processes by that of ``per``, add maxima. A collective call."""
-        whole = self.all_reduced(processes)
-        count = max(1.0, whole.of[per])
-        return {k: whole.of[k] / count for k in sorted(whole.of) if k != per} | whole.maxima
+        reduced = self.all_reduced(processes)
+        count = max(1.0, reduced.of[per])
+        return {k: reduced.of[k] / count for k in sorted(reduced.of) if k != per} | reduced.maxima
 
 
 def _read(values: dict[str, Any]) -> dict[str, float]:
@@ -119,14 +119,19 @@ def _read(values: dict[str, Any]) -> dict[str, float]:
 
 def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return each metric's mean over the agents that have it and, for a team, per agent."""
-    having = {name: [one[name] for one in metrics_N if name in one] for name in _names(metrics_N)}
-    metrics = {name: sum(own) / len(own) for name, own in having.items()}
+    having = {
+        name: [metrics[name] for metrics in metrics_N if name in metrics]
+        for name in _names(metrics_N)
+    }
+    metrics = {
+        name: sum(metric_values) / len(metric_values) for name, metric_values in having.items()
+    }
     if len(metrics_N) > 1:
-        for index, one in enumerate(metrics_N):
-            metrics |= {f"agent_{index}/{name}": value for name, value in one.items()}
+        for index, agent_metrics in enumerate(metrics_N):
+            metrics |= {f"agent_{index}/{name}": value for name, value in agent_metrics.items()}
     return metrics
 
 
 def _names(metrics_N: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the names of all agents' metrics, each once."""
-    return list(dict.fromkeys(name for one in metrics_N for name in one))
+    return list(dict.fromkeys(name for metrics in metrics_N for name in metrics))

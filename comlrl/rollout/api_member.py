@@ -138,8 +138,8 @@ class ApiMember:
         optional = {"top_p": sampling.top_p, "top_k": sampling.top_k, "tools": tools}
         optional["stop"] = list(sampling.stop)
         parameters |= {name: value for name, value in optional.items() if value}
-        asked = [self.base_url, messages, parameters, repr(key)]
-        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        request = [self.base_url, messages, parameters, repr(key)]
+        digest = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         answer = self._cache.get(digest)
         self._counts["cached"] += answer is not None
         if answer is None:

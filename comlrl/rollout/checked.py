@@ -33,16 +33,18 @@ class CheckedReward(Reward):
         if not actions:  # a process without a share; the user's code need not know of that
             return []
         with self.target.calling():
-            given = self.reward.score(actions)
-            found = list(given) if isinstance(given, Iterable) else None
-        if found is None or len(found) != len(actions):
-            count = _shown(given) if found is None else f"{len(found)} scores"
+            returned = self.reward.score(actions)
+            returned_scores = list(returned) if isinstance(returned, Iterable) else None
+        if returned_scores is None or len(returned_scores) != len(actions):
+            count = (
+                _shown(returned) if returned_scores is None else f"{len(returned_scores)} scores"
+            )
             raise TargetError(
                 f"{self.target} gave {count} for {len(actions)} joint actions; give a list with "
                 "one score for each, in their order"
             )
         scores = []
-        for given_score, action in zip(found, actions, strict=True):
+        for given_score, action in zip(returned_scores, actions, strict=True):
             where = f"{self.target} gave task '{action.task.task_id}'"
             scores.append(checked_score(given_score, len(action.completions_N), where))
             if scores[-1].by_agent is not None and not self.by_agent:
@@ -93,20 +95,20 @@ class CheckedDomain:
         self._domain, self._target = domain, target
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._domain, name)
+        attribute = getattr(self._domain, name)
         if name not in METHODS:
-            return found
+            return attribute
 
         def call(*arguments: Any) -> Any:
             with self._target.calling(passing=ValueError if name in REFUSING else ()):
-                return found(*arguments)
+                return attribute(*arguments)
 
         return call
 
     def for_chat(self) -> CheckedDomain:
         with self._target.calling():
-            found = self._domain.for_chat()
-        return self if found is self._domain else CheckedDomain(found, self._target)
+            domain = self._domain.for_chat()
+        return self if domain is self._domain else CheckedDomain(domain, self._target)
 
     def styles(self) -> dict[str, CheckedDomain]:
         with self._target.calling():
@@ -129,16 +131,16 @@ class CheckedDomain:
         )
 
 
-def checked_score(given: Any, agents: int, where: str) -> Score:
+def checked_score(returned: Any, agents: int, where: str) -> Score:
     """Return a user's score of ``agents`` agents, or plain number, as a Score.
 
     Raises TargetError, which begins with ``where``, for anything else.
     """
-    score = given if isinstance(given, Score) else Score(_number(given))
+    score = returned if isinstance(returned, Score) else Score(_number(returned))
     if not all(map(_fits, map(_number, (score.task_value, *score.parts.values())))):
-        what = "as a score or part" if isinstance(given, Score) else "as a score"
+        what = "as a score or part" if isinstance(returned, Score) else "as a score"
         raise TargetError(
-            f"{where} {_shown(given)} {what}; give finite numbers of at most {LARGEST:g}"
+            f"{where} {_shown(returned)} {what}; give finite numbers of at most {LARGEST:g}"
         )
     total = math.fsum(score.parts.values())
     if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
@@ -160,20 +162,20 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
     """Return each agent's reward, checked."""
     if score.by_agent is None:
         return None
-    given = score.by_agent
-    listed = isinstance(given, Iterable) and not isinstance(given, str)
-    own = tuple(map(_number, given)) if listed else ()
-    if len(own) != agents or not all(map(_fits, own)):
+    returned = score.by_agent
+    listed = isinstance(returned, Iterable) and not isinstance(returned, str)
+    reward_N = tuple(map(_number, returned)) if listed else ()
+    if len(reward_N) != agents or not all(map(_fits, reward_N)):
         raise TargetError(
-            f"{where} by_agent={_shown(given)}; give {agents} finite numbers, one for each agent"
+            f"{where} by_agent={_shown(returned)}; give {agents} finite numbers, one for each agent"
         )
-    mean = math.fsum(own) / agents
-    if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, own)):
+    mean = math.fsum(reward_N) / agents
+    if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, reward_N)):
         raise TargetError(
             f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; give the mean as "
             "the value"
         )
-    return own
+    return reward_N
 
 
 def _fits(number: float) -> bool:

@@ -88,9 +88,9 @@ class Draw:
             return self.drawn(logits, rows, step, self.ways[0])
         tokens = torch.empty_like(rows)
         for number, way in enumerate(self.ways):
-            own = (self.way[rows] == number).nonzero()[:, 0]
-            if len(own):
-                tokens[own] = self.drawn(logits[own], rows[own], step, way)
+            group = (self.way[rows] == number).nonzero()[:, 0]
+            if len(group):
+                tokens[group] = self.drawn(logits[group], rows[group], step, way)
         return tokens
 
     def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
@@ -121,9 +121,9 @@ class Draw:
         probabilities = torch.softmax(logits, dim=-1)
         self.broken |= ~probabilities[:, 0].isfinite().all()  # one that is NaN makes all NaN
         if sampling.truncates:
-            whole, probabilities = probabilities, truncated(probabilities, sampling)
+            untruncated, probabilities = probabilities, truncated(probabilities, sampling)
             if self.survivors is not None:
-                self.survivors.note(whole, probabilities, rows, step)
+                self.survivors.note(untruncated, probabilities, rows, step)
         cdf = probabilities.cumsum(-1)
         threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
         token = torch.searchsorted(cdf, threshold, right=True)[:, 0]

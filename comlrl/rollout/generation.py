@@ -181,8 +181,8 @@ def _any_kernels() -> Iterator[None]:
 
 def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int, ...]], int]:
     """Return (agent, its prompt) → its number, for the distinct prompts of these requests."""
-    found = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
-    return {prompt: number for number, prompt in enumerate(found)}
+    distinct = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
+    return {prompt: number for number, prompt in enumerate(distinct)}
 
 
 def _decode_shared(
@@ -259,7 +259,10 @@ def _to_completions(agent: Agent, tokens: torch.Tensor, draw: Draw) -> list[Comp
     if draw.survivors is not None:
         cut = [draw.ways[way].truncates for way in draw.way.tolist()]
         support_R = draw.survivors.of_rows([len(sampled) for sampled in ids])
-        left = [support if own else None for support, own in zip(support_R, cut, strict=True)]
+        left = [
+            support if is_truncated else None
+            for support, is_truncated in zip(support_R, cut, strict=True)
+        ]
     logprobs = [
         () if math.isnan(total) else tuple(row[: len(sampled)])
         for total, row, sampled in zip(drawn, draw.logprobs.tolist(), ids, strict=True)

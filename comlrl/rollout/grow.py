@@ -120,8 +120,8 @@ class Rollout:
             self._chains([*itertools.chain(*starts)], shape.chain, sampling.greedy, greedy_discount)
         )
         return [
-            _with_greedy(tree, [next(chains) for _ in own])
-            for tree, own in zip(trees, starts, strict=True)
+            _with_greedy(tree, [next(chains) for _ in tree_starts])
+            for tree, tree_starts in zip(trees, starts, strict=True)
         ]
 
     def grow_each(
@@ -207,14 +207,14 @@ class Rollout:
         joint = _joint_actions(shape.joint_mode, len(acting), count)
         scored = joint if acting.stop == shape.num_agents else ()
         actions = [
-            pending.state.joint_action(_written(pending, own, action))
-            for pending, own in zip(frontier, turns, strict=True)
+            pending.state.joint_action(_written(pending, agent_turns, action))
+            for pending, agent_turns in zip(frontier, turns, strict=True)
             for action in scored
         ]
         scores = iter(self.reward.score(actions) if scored else ())
         return [
-            self._node(pending, own, joint, [next(scores) for _ in scored], shape)
-            for pending, own in zip(frontier, turns, strict=True)
+            self._node(pending, agent_turns, joint, [next(scores) for _ in scored], shape)
+            for pending, agent_turns in zip(frontier, turns, strict=True)
         ]
 
     def _requests(self, frontier: Sequence[_Pending], shape: Shape) -> list[list[Request]]:
@@ -296,7 +296,9 @@ class Rollout:
             if action.node.turn < shape.num_turns and not action.node.terminated:
                 state = action.pending.state
                 turns.setdefault((state.tree, state.start), []).append(action)
-        chosen = [a for own in turns.values() for a in self._handed_on(own, shape)]
+        chosen = [
+            a for turn_actions in turns.values() for a in self._handed_on(turn_actions, shape)
+        ]
         if not chosen:
             return []
         attempts = [
@@ -429,5 +431,5 @@ def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...],
 def _written(
     pending: _Pending, turns: Sequence[AgentTurn], action: Sequence[int]
 ) -> tuple[Completion, ...]:
-    own = (turn.completions_G[g] for turn, g in zip(turns, action, strict=True))
-    return (*pending.state.written, *own)
+    completions = (turn.completions_G[g] for turn, g in zip(turns, action, strict=True))
+    return (*pending.state.written, *completions)

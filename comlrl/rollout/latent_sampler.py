@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,18 +56,19 @@ class LatentSampler:
         if not flat:
             return [[] for _ in requests_N]
         latents = self._latents(flat, greedy=sampling.temperature == 0)
-        asked = [replace(r, latent_K=own.value_K) for r, own in zip(flat, latents, strict=True)]
+        conditioned = [
+            replace(request, latent_K=latent.value_K)
+            for request, latent in zip(flat, latents, strict=True)
+        ]
         if sampling.by_agent:
-            own = iter(asked)
-            asked_N = [[next(own) for _ in requests] for requests in requests_N]
-            groups = [
-                group for own_groups in self.inner.sample(asked_N, sampling) for group in own_groups
-            ]
+            remaining = iter(conditioned)
+            conditioned_N = [[next(remaining) for _ in requests] for requests in requests_N]
+            groups = [*itertools.chain(*self.inner.sample(conditioned_N, sampling))]
         else:
-            groups = self.inner.sample([asked], sampling)[0]
+            groups = self.inner.sample([conditioned], sampling)[0]
         carried = iter(
-            tuple(replace(completion, latent=own) for completion in completions_G)
-            for completions_G, own in zip(groups, latents, strict=True)
+            tuple(replace(completion, latent=latent) for completion in completions_G)
+            for completions_G, latent in zip(groups, latents, strict=True)
         )
         return [[next(carried) for _ in requests] for requests in requests_N]
 
@@ -83,5 +85,5 @@ class LatentSampler:
             keys = [request.keys_G[0][:-1] for request in requests]  # without the sample's number
             epsilon = torch.stack([normals(key, mu.shape[1]) for key in keys]).to(mu)
         latent = mu + sigma * epsilon
-        parts = (kept.cpu() for kept in (observation, epsilon, latent, mu, after))
-        return [Latent(*own) for own in zip(*parts, strict=True)]
+        columns = (part.cpu() for part in (observation, epsilon, latent, mu, after))
+        return [Latent(*parts) for parts in zip(*columns, strict=True)]

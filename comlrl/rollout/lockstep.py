@@ -15,8 +15,8 @@ class SplitReward(Reward):
         self.reward = reward
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        own = actions[distributed.rank() :: distributed.world_size()]
-        return distributed.interleave(distributed.all_gather(self.reward.score(own)))
+        shard = actions[distributed.rank() :: distributed.world_size()]
+        return distributed.interleave(distributed.all_gather(self.reward.score(shard)))
 
     def close(self) -> None:
         self.reward.close()

@@ -83,11 +83,11 @@ class PromptBuilder:
 
         def fits(prompt: Sequence[Message]) -> bool:
             nonlocal ids
-            ids = self.sampler.encode(agent, self.prompts.whole(prompt, *place))
+            ids = self.sampler.encode(agent, self.prompts.full_prompt(prompt, *place))
             return self.sampler.fits(ids, sampling)
 
-        whole = written = tuple(clean(text) for text in texts(state.written))
-        limit = max(map(len, whole), default=0)
+        uncut = written = tuple(clean(text) for text in texts(state.written))
+        limit = max(map(len, uncut), default=0)
         while True:
             shown = self._shown(state, agent, written)
             try:
@@ -96,9 +96,9 @@ class PromptBuilder:
                 if limit == 0:
                     raise
                 limit //= 2
-                written = tuple(_cut(text, limit) for text in whole)
+                written = tuple(_cut(text, limit) for text in uncut)
                 continue
-            read, prefill = self.prompts.whole(prompt, *place), self.prompts.prefill(*place)
+            read, prefill = self.prompts.full_prompt(prompt, *place), self.prompts.prefill(*place)
             return Reading(prompt=read, ids=ids, dropped=dropped, handed_on=shown, prefill=prefill)
 
     def _shown(self, state: State, agent: int, written: Sequence[str]) -> str:

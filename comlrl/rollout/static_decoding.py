@@ -227,13 +227,13 @@ class StaticSupports:
 
     def of_rows(self, lengths: Sequence[int]) -> list[SamplingSupport]:
         """Return the support of each row's first ``lengths`` tokens."""
-        found = []
+        supports = []
         for row, length in enumerate(lengths):
             ids = self.support_RTS[row, :length]
             counts = (ids >= 0).sum(-1).int()
             threshold = self.threshold_RT[row, :length].clone()
-            found.append(SamplingSupport(counts, ids[ids >= 0], threshold))
-        return found
+            supports.append(SamplingSupport(counts, ids[ids >= 0], threshold))
+        return supports
 
 
 def inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,21 +37,21 @@ def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     left: torch.Tensor | None = None
     rows: Any = slice(None)  # that are not settled
     for width in (width for width in PREFIXES if PART * width <= vocabulary):
-        found, settled = _nucleus_of(
+        truncated, settled = _nucleus_of(
             *probabilities[rows].topk(width, dim=-1), vocabulary, top_p, total[rows]
         )
         if left is None:  # usually all there is to do: nothing is copied for it
-            left, rows = found, (~settled).nonzero()[:, 0]
+            left, rows = truncated, (~settled).nonzero()[:, 0]
         else:
-            left[rows] = found
+            left[rows] = truncated
             rows = rows[~settled]
         if not len(rows):
             return left
     ordered, index = probabilities[rows].sort(dim=-1, descending=True)
-    found, _ = _nucleus_of(ordered, index, vocabulary, top_p, ordered.sum(-1, keepdim=True))
+    truncated, _ = _nucleus_of(ordered, index, vocabulary, top_p, ordered.sum(-1, keepdim=True))
     if left is None:
-        return found
-    left[rows] = found
+        return truncated
+    left[rows] = truncated
     return left
 
 
@@ -83,17 +83,19 @@ class Survivors:
         self.rows: list[torch.Tensor] = []  # of each id
         self.ids: list[torch.Tensor] = []
 
-    def note(self, whole: torch.Tensor, left: torch.Tensor, rows: torch.Tensor, step: int) -> None:
+    def note(
+        self, probabilities: torch.Tensor, left: torch.Tensor, rows: torch.Tensor, step: int
+    ) -> None:
         """Record the support of a step.
 
-        ``whole``, ``left``: probabilities before and after truncation, (rows, vocabulary).
+        ``probabilities``, ``left``: probabilities before and after truncation, (rows, vocabulary).
         """
         survives = left > 0
         counts = survives.sum(-1)
         small = counts <= self.limit
         if not bool(small.all()):
-            last = whole.where(survives, torch.inf).amin(-1).log()
-            next_ = whole.where(~survives, 0.0).amax(-1).log()  # −∞: nothing was left out
+            last = probabilities.where(survives, torch.inf).amin(-1).log()
+            next_ = probabilities.where(~survives, 0.0).amax(-1).log()  # −∞: nothing was left out
             self.threshold[rows, step] = ((last + next_) / 2).where(~small, torch.inf)
         row, ids = (survives & small[:, None]).nonzero(as_tuple=True)
         self.counts[rows, step] = counts.where(small, 0).int()
@@ -107,9 +109,11 @@ class Survivors:
         parts = ids.split(counts.sum(-1).tolist())
         return [  # copies, so that what one completion carries is its own alone
             SamplingSupport(
-                own[:n].clone(), part[: int(own[:n].sum())].clone(), threshold[:n].clone()
+                row_counts[:n].clone(),
+                part[: int(row_counts[:n].sum())].clone(),
+                threshold[:n].clone(),
             )
-            for own, part, threshold, n in zip(
+            for row_counts, part, threshold, n in zip(
                 counts, parts, self.threshold.cpu(), lengths, strict=True
             )
         ]

@@ -58,14 +58,14 @@ def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task
     """
     names = {task.task_id for task in training}
     rows = {_content(task) for task in training}
-    own = {(task.task_id, _content(task)) for task in training}
+    training_keys = {(task.task_id, _content(task)) for task in training}
     taken = names | {task.task_id for task in held_out}
     result, shared = [], []
     for task in held_out:
         content = _content(task)
         if content in rows:
             shared.append(task.task_id)
-        if task.task_id in names and (task.task_id, content) not in own:
+        if task.task_id in names and (task.task_id, content) not in training_keys:
             name = _free(task.task_id, taken)
             taken.add(name)
             task = replace(task, task_id=name)
@@ -119,8 +119,8 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
         raise UserError(f"{key}: '{split}' is not a split; write e.g. test[:16]") from None
     parts = [(part, part.strip().partition("[")[0]) for part in split.split("+")]
     bases = dict.fromkeys(base for _, base in parts)
-    rows = {base: _whole(name, base, f"{key}: '{split}'") for base in bases}
-    sizes = {base: len(found.content) for base, found in rows.items()}
+    rows = {base: _load_split(name, base, f"{key}: '{split}'") for base in bases}
+    sizes = {base: len(split_rows.content) for base, split_rows in rows.items()}
     counted = "+".join(_from_the_end(part, sizes[base]) for part, base in parts)
     pieces = datasets.ReadInstruction.from_spec(counted).to_absolute(sizes)
     places = [(rows[p.splitname], index) for p in pieces for index in range(p.from_, p.to)]
@@ -139,13 +139,15 @@ def _from_the_end(part: str, size: int) -> str:
     return re.sub(r"-(\d+)%", boundary, part)
 
 
-def _whole(name: str, base: str, given: str) -> Rows:
-    """Return a complete split. ``given``: key and value, for messages."""
+def _load_split(name: str, base: str, setting: str) -> Rows:
+    """Return a complete split. ``setting``: key and value, for messages."""
     path = Path(name)
     if name == FROM_PYTHON:
         splits = passed("dataset.name").found
         if base not in splits:
-            raise UserError(f"{given}: tasks have no split '{base}'; they have {', '.join(splits)}")
+            raise UserError(
+                f"{setting}: tasks have no split '{base}'; they have {', '.join(splits)}"
+            )
         return _named(splits[base], None, prefix=f"{base}_" * (len(splits) > 1))
     if name.startswith("builtin:"):
         if name not in DATASETS:
@@ -153,7 +155,7 @@ def _whole(name: str, base: str, given: str) -> Rows:
             raise UserError(f"dataset.name: '{name}' does not exist; {hint}")
         if base not in DATASETS[name]:
             there = ", ".join(DATASETS[name])
-            raise UserError(f"{given}: '{name}' has no split '{base}'; it has {there}")
+            raise UserError(f"{setting}: '{name}' has no split '{base}'; it has {there}")
         rows, lines = json_rows(DATASETS[name][base], name)
         if name not in LEVELS:
             return _named(rows, lines, prefix=f"{base}_")
@@ -161,12 +163,14 @@ def _whole(name: str, base: str, given: str) -> Rows:
         names = [f"{base}_row_{index}" for index in chosen]  # the same at any choice of levels
         return Rows([rows[index] for index in chosen], names, [index + 1 for index in chosen])
     if path.suffix not in KINDS:
-        return _named(_read(name, given, base), None, prefix=f"{base}_")
+        return _named(_read(name, setting, base), None, prefix=f"{base}_")
     if not path.is_file():
         raise UserError(f"dataset.name: '{name}' does not exist; give a file that does")
     if KINDS[path.suffix] == "json":
         return _named(*json_rows(path, name))
-    return _named(_read(KINDS[path.suffix], given, base, data_files={base: name}, name=name), None)
+    return _named(
+        _read(KINDS[path.suffix], setting, base, data_files={base: name}, name=name), None
+    )
 
 
 def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
@@ -176,12 +180,12 @@ def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
         ids = (
             list(content["task_id"]) if "task_id" in content.column_names else [None] * len(content)
         )
-    names = [str(given or f"{prefix}row_{index}") for index, given in enumerate(ids)]
+    names = [str(task_id or f"{prefix}row_{index}") for index, task_id in enumerate(ids)]
     return Rows(content, _unique(names), lines)
 
 
 def _read(
-    source: str, given: str, base: str, data_files: Any = None, name: str | None = None
+    source: str, setting: str, base: str, data_files: Any = None, name: str | None = None
 ) -> Any:
     """Return what the datasets library loads for a name. Raises UserError for any error."""
     import datasets
@@ -196,7 +200,7 @@ def _read(
             if KINDS.get(file.suffix) == "json":
                 json_rows(file, str(file))  # says which line it is
         if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
-            raise UserError(f"{given} of '{name}' cannot be read: {_line(error)}") from error
+            raise UserError(f"{setting} of '{name}' cannot be read: {_line(error)}") from error
         raise UserError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
 
 

@@ -34,13 +34,13 @@ class Prompts:
     def __init__(
         self,
         domain: Domain,
-        own: Mapping[str, str] | None = None,
+        templates: Mapping[str, str] | None = None,
         chats_N: Sequence[bool] = (),
         thinks_N: Sequence[bool] = (),
     ) -> None:
-        self.own, self.chats_N = dict(own or {}), tuple(chats_N)
+        self.templates, self.chats_N = dict(templates or {}), tuple(chats_N)
         self.thinks_N = tuple(thinks_N)
-        style = self.own.pop(STYLE, "usual")
+        style = self.templates.pop(STYLE, "usual")
         styles = {"usual": domain, **domain.styles()}
         if style not in styles:
             raise UserError(f"prompts.style: '{style}'; give {' or '.join(styles)}")
@@ -54,7 +54,7 @@ class Prompts:
     @property
     def opening(self) -> tuple[Message, ...]:
         """The messages before every conversation."""
-        text = self.own.get(SYSTEM)
+        text = self.templates.get(SYSTEM)
         return () if text is None else (Message("system", text, verbatim=True),)
 
     def first(self, task: Task, num_agents: int) -> tuple[str, ...]:
@@ -62,26 +62,26 @@ class Prompts:
         roles = self.domain.roles(num_agents)
         templates_N = [self.worded(i).templates(num_agents)[i] for i in range(num_agents)]
         return tuple(
-            self.own.get(role, template).format_map(values)
+            self.templates.get(role, template).format_map(values)
             for role, template, values in zip(
                 roles, templates_N, self.domain.values(task, num_agents), strict=True
             )
         )
 
-    def whole(
-        self, asked: Sequence[Message], task: Task, agent: int, num_agents: int
+    def full_prompt(
+        self, prompt: Sequence[Message], task: Task, agent: int, num_agents: int
     ) -> tuple[Message, ...]:
         """Return all that an agent reads: the opening, its prompt, and any prefill."""
         prefill = self.prefill(task, agent, num_agents)
         # One with fields holds text of the task.
-        verbatim = prefill == self.own.get(PREFILL)
+        verbatim = prefill == self.templates.get(PREFILL)
         answer = (Message("assistant", prefill, verbatim),) if prefill else ()
-        return (*self.opening, *asked, *answer)
+        return (*self.opening, *prompt, *answer)
 
     def first_N(self, task: Task, num_agents: int) -> tuple[tuple[Message, ...], ...]:
         """Return all that each of N agents reads at turn 1 before any agent has written."""
         return tuple(
-            self.whole((Message("user", text),), task, agent, num_agents)
+            self.full_prompt((Message("user", text),), task, agent, num_agents)
             for agent, text in enumerate(self.first(task, num_agents))
         )
 
@@ -94,7 +94,7 @@ class Prompts:
         """Return the end of each agent's feedback on an attempt."""
         values_N = self.domain.values(attempt.task, len(attempt.completions_N))
         return tuple(
-            self.own.get(REVISION, self.worded(i).revision).format_map(values)
+            self.templates.get(REVISION, self.worded(i).revision).format_map(values)
             for i, values in enumerate(values_N)
         )
 
@@ -105,7 +105,7 @@ class Prompts:
     def prefill(self, task: Task, agent: int, num_agents: int) -> str:
         """Return the start of each of an agent's answers: it reads this last and continues it."""
         thinks = agent < len(self.thinks_N) and self.thinks_N[agent]
-        template = self.own.get(PREFILL, "" if thinks else self.worded(agent).prefill)
+        template = self.templates.get(PREFILL, "" if thinks else self.worded(agent).prefill)
         return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
@@ -119,19 +119,21 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
     Raises UserError for one without a place, or with a field that the domain does not have.
     """
     domain, keys = prompts.domain, (*roles, SYSTEM, REVISION, PREFILL)
-    for key, template in prompts.own.items():
+    for key, template in prompts.templates.items():
         if key not in keys:
             hint = near(key, keys, "there are {}")
             raise UserError(f"prompts.{key}: {_start(template)} is for no agent; {hint}")
-    own = {f"prompts.{key}": text for key, text in prompts.own.items() if key != SYSTEM}
-    for key, template in own.items():
+    with_fields = {
+        f"prompts.{key}": text for key, text in prompts.templates.items() if key != SYSTEM
+    }
+    for key, template in with_fields.items():
         _check_fields(key, template, domain.fields)
     for worded in (domain, domain.for_chat()):
         templates = worded.templates(num_agents)
-        for name, found in (("roles", roles), ("templates", templates)):
-            if len(found) != num_agents or len(set(roles)) != len(roles):
+        for name, names in (("roles", roles), ("templates", templates)):
+            if len(names) != num_agents or len(set(roles)) != len(roles):
                 raise UserError(
-                    f"domain: its `{name}` for {num_agents} agents are {list(found)}; give one for "
+                    f"domain: its `{name}` for {num_agents} agents are {list(names)}; give one for "
                     "each agent, and roles that differ"
                 )
         for role, template in zip(roles, templates, strict=True):
@@ -150,10 +152,10 @@ def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
             f"{key}: {_start(template)} has an unknown field {{{name}}}; {hint}"
         ) from error
     except (ValueError, IndexError, AttributeError, TypeError) as error:
-        known = ", ".join(f"{{{name}}}" for name in fields)
+        placeholders = ", ".join(f"{{{name}}}" for name in fields)
         raise UserError(
-            f"{key}: {_start(template)} cannot be filled in: {error}; its fields are {known}, and "
-            "braces that are meant are doubled"
+            f"{key}: {_start(template)} cannot be filled in: {error}; its fields are "
+            f"{placeholders}, and literal braces are doubled"
         ) from error
 
 
@@ -167,8 +169,8 @@ def plain_text(prompt: Sequence[Message]) -> str:
 
     An assistant's message at its end is continued.
     """
-    asked, prefill = split_prefill(prompt)
-    text = "\n".join(message.content.rstrip("\n") + "\n" for message in asked)
+    messages, prefill = split_prefill(prompt)
+    text = "\n".join(message.content.rstrip("\n") + "\n" for message in messages)
     return f"{text}\n{prefill}" if prefill and text else text + prefill
 
 

@@ -143,7 +143,7 @@ class Node:
 
     def rewards_of(self, agent: int) -> tuple[float, ...]:
         """Return an agent's reward for each joint action: its separate one, or the team's."""
-        return tuple(own[agent] for own in self.own_rewards_KN) or self.rewards_K
+        return tuple(reward_N[agent] for reward_N in self.own_rewards_KN) or self.rewards_K
 
     @property
     def acting(self) -> range:
@@ -196,7 +196,10 @@ class Tree:
     def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
         """Turn, agent, and what it read and wrote, at each node."""
         for node in self.nodes:
-            yield from ((node.turn, *own) for own in zip(node.acting, node.agents_N, strict=True))
+            yield from (
+                (node.turn, *agent_turn)
+                for agent_turn in zip(node.acting, node.agents_N, strict=True)
+            )
 
     def scored_actions(self) -> list[JointAction]:
         """Return the joint actions that the reward has scored."""

@@ -86,11 +86,13 @@ class Sampling:
     @property
     def longest(self) -> int:
         """Tokens of any agent's longest completion."""
-        return max((own.max_new_tokens for own in self.by_agent), default=self.max_new_tokens)
+        return max(
+            (settings.max_new_tokens for settings in self.by_agent), default=self.max_new_tokens
+        )
 
     def with_sets(self, max_support: int | None) -> Sampling:
         """Return the settings with another ``max_support``, for all agents."""
-        by_agent = tuple(replace(own, max_support=max_support) for own in self.by_agent)
+        by_agent = tuple(replace(settings, max_support=max_support) for settings in self.by_agent)
         return replace(self, max_support=max_support, by_agent=by_agent)
 
     def with_stops(self, stop: tuple[str, ...]) -> Sampling:
@@ -103,7 +105,7 @@ class Sampling:
     @property
     def greedy(self) -> Sampling:
         """The likeliest tokens, with the same limits and stops."""
-        by_agent = tuple(own.greedy for own in self.by_agent)
+        by_agent = tuple(settings.greedy for settings in self.by_agent)
         return Sampling(0.0, self.max_new_tokens, stop=self.stop, by_agent=by_agent)
 
 

@@ -37,14 +37,16 @@ class Row:
     ) -> Row:
         """Return completions as they were sampled, their weights times their importance."""
         ids = tuple(completion.token_ids for completion in completions)
-        own = tuple(
+        weight_C = tuple(
             w * completion.importance for w, completion in zip(weights, completions, strict=True)
         )
         support = tuple(
             completion.support for completion in completions if completion.support is not None
         )
         importances = importances_of(completions)
-        return cls(prompt_ids, ids, own, tuple(indices), support=support, importances=importances)
+        return cls(
+            prompt_ids, ids, weight_C, tuple(indices), support=support, importances=importances
+        )
 
     @property
     def length(self) -> int:

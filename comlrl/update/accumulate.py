@@ -129,7 +129,7 @@ def accumulate(
     loss or a gradient that is not finite.
     """
     trained = list(agent.parameters() if parameters is None else parameters)
-    kept = [None if p.grad is None else p.grad.clone() for p in trained]
+    gradients_before = [None if p.grad is None else p.grad.clone() for p in trained]
     budget = token_budget(agent)
     while True:
         batches = list(micro_batches(agent, rows, budget, concurrent))
@@ -158,7 +158,7 @@ def accumulate(
                 "agent_model.gradient_checkpointing=true"
             )
         budget = agent.micro_batch_tokens = max(budget // 2, smallest)
-        for parameter, gradient in zip(trained, kept, strict=True):
+        for parameter, gradient in zip(trained, gradients_before, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -197,13 +197,13 @@ def _backward_in_threads(
     """Run ``_backward`` on each batch. Gradients are summed within each worker thread, then
     thread by thread, so that the sum does not depend on which thread was faster."""
 
-    def work(own: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Done]]:
+    def work(share: Sequence[TokenBatch]) -> tuple[list[torch.Tensor | None], list[Done]]:
         sums: list[torch.Tensor | None] = [None] * len(trained)
         done = []
-        for batch in own:
+        for batch in share:
             value, log = loss(batch)
-            found = torch.autograd.grad(value, trained, allow_unused=True)
-            sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
+            batch_gradients = torch.autograd.grad(value, trained, allow_unused=True)
+            sums = [_plus(a, b) for a, b in zip(sums, batch_gradients, strict=True)]
             gradients = [gradient for gradient in sums if gradient is not None]
             done.append(Done(log, value.detach(), torch.nn.utils.get_total_norm(gradients)))
         return sums, done
@@ -224,9 +224,9 @@ def measure_all(
     """Call ``measure`` on every micro-batch of ``accumulate`` without gradients, computed as
     there to the same bits; ``concurrent`` as there, so that it may be called by several threads."""
 
-    def work(own: Sequence[TokenBatch]) -> None:
+    def work(share: Sequence[TokenBatch]) -> None:
         with torch.no_grad():  # which holds for a thread
-            for batch in own:
+            for batch in share:
                 measure(batch)
 
     batches = list(micro_batches(agent, rows, concurrent=concurrent))
@@ -285,5 +285,5 @@ def _check_finite(batches: Sequence[TokenBatch], done_B: Sequence[Done]) -> None
 
 
 def _out_of_memory(error: Exception) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "can't allocate memory" in str(error)  # how torch says it on the CPU
+    is_memory_error = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_memory_error or "can't allocate memory" in str(error)  # how torch says it on the CPU

@@ -56,7 +56,7 @@ class ImportanceWeightedSampler:
         self.team, self.sampler, self.cap = team, sampler, cap
         self.encode, self.fits, self.token_texts = sampler.encode, sampler.fits, sampler.token_texts
         self.sums = Sums()  # of this process, since ``collect``
-        self.whole = Sums()  # of all processes, since ``metrics`` was last asked
+        self.total = Sums()  # of all processes, since ``metrics`` was last asked
         self.warned = False
 
     def sample(
@@ -112,21 +112,21 @@ class ImportanceWeightedSampler:
     def collect(self) -> None:
         """Add up the sums of all processes, so that a checkpoint has them. A collective call."""
         sums, self.sums = self.sums.all_reduced(self.team.processes), Sums()
-        self.whole.absorb(sums)
+        self.total.absorb(sums)
 
     def state(self) -> dict[str, Any]:
         """Return what ``metrics`` has to know of completed steps; alike on all processes."""
-        return {"sums": dict(self.whole.of), "maxima": dict(self.whole.maxima)}
+        return {"sums": dict(self.total.of), "maxima": dict(self.total.maxima)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what ``state`` returned; nothing, where an older checkpoint has none."""
-        self.whole = Sums(**state.get("sums", {}))
-        self.whole.reach(**state.get("maxima", {}))
+        self.total = Sums(**state.get("sums", {}))
+        self.total.reach(**state.get("maxima", {}))
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of what was sampled since the last call. A collective call."""
         self.collect()
-        sums, self.whole = self.whole, Sums()
+        sums, self.total = self.total, Sums()
         count = sums.of.pop("completions", 0)
         if not count:
             return {}
@@ -169,8 +169,8 @@ class ImportanceWeightedSampler:
                 self.team.run_parallel,
             )
         drawn_C = [completion.logprob for group in groups for completion in group]
-        found_C = [float(logprob.at([c]).double().sum()) for c in range(len(drawn_C))]
-        log_ratio_C = [found - drawn for found, drawn in zip(found_C, drawn_C, strict=True)]
+        current_C = [float(logprob.at([c]).double().sum()) for c in range(len(drawn_C))]
+        log_ratio_C = [current - drawn for current, drawn in zip(current_C, drawn_C, strict=True)]
         ratio_C = torch.tensor(log_ratio_C, dtype=torch.float64).exp()
         self.sums.add(
             completions=len(drawn_C), ratio_mean=ratio_C, truncated_share=ratio_C > self.cap

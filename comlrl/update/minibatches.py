@@ -32,10 +32,11 @@ def minibatches(
     that one process alone would make.
     """
     places, total = processes.shard_positions(states_B)
-    own = {place: state for state, place in enumerate(places)}
+    state_at = {place: state for state, place in enumerate(places)}
     shuffled = order((*key, 0), total)
     return [
-        [own[shuffled[i]] for i in part if shuffled[i] in own] for part in like_parts(total, size)
+        [state_at[shuffled[i]] for i in part if shuffled[i] in state_at]
+        for part in like_parts(total, size)
     ]
 
 

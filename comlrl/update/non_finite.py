@@ -32,11 +32,11 @@ def save_batch(batch: TokenBatch, folder: Path) -> Path:
 
 def _tensors(values: TokenBatch | SamplingSupport) -> dict[str, torch.Tensor]:
     """Return the tensors by name, including those of truncation, if any."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for field in fields(values):
         value = getattr(values, field.name)
         if isinstance(value, SamplingSupport):
-            found |= _tensors(value)
+            tensors |= _tensors(value)
         elif value is not None:
-            found[field.name] = value.contiguous()
-    return found
+            tensors[field.name] = value.contiguous()
+    return tensors

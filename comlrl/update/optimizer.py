@@ -75,9 +75,9 @@ class AgentOptimizer:
         self.mastered = False  # whether masters have values
         # One pass over all that a weight has, and no copies of it; not where some tensors are
         # split over processes and others are whole.
-        whole = not any(map(sharding.is_split, self.parameters))
+        unsplit = not any(map(sharding.is_split, self.parameters))
         self.adam = torch.optim.AdamW(
-            self.stepped, lr=learning_rate, weight_decay=0.0, fused=whole, foreach=False
+            self.stepped, lr=learning_rate, weight_decay=0.0, fused=unsplit, foreach=False
         )
 
     def zero(self) -> None:
@@ -127,7 +127,7 @@ class AgentOptimizer:
     @property
     def _pairs(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
         pairs = zip(self.parameters, self.stepped, strict=True)
-        return [(parameter, own) for parameter, own in pairs if own is not parameter]
+        return [(parameter, stepped) for parameter, stepped in pairs if stepped is not parameter]
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         tensors = {
@@ -135,9 +135,9 @@ class AgentOptimizer:
             "start": torch.tensor(self.schedule.start, dtype=torch.float64),
         }
         if self.mastered:
-            for index, own in enumerate(self.stepped):
-                if own is not self.parameters[index]:
-                    tensors[f"{index}.{MASTER}"] = sharding.stored(own)
+            for index, stepped in enumerate(self.stepped):
+                if stepped is not self.parameters[index]:
+                    tensors[f"{index}.{MASTER}"] = sharding.stored(stepped)
         for index, state in self.adam.state_dict()["state"].items():
             for name, value in state.items():
                 tensors[f"{index}.{name}"] = sharding.stored(torch.as_tensor(value))
@@ -157,9 +157,9 @@ class AgentOptimizer:
                     self.stepped[int(index)].copy_(value)
                 else:
                     state.setdefault(int(index), {})[name] = value
-        whole = self.adam.state_dict()
-        whole["state"] = state
-        self.adam.load_state_dict(whole)
+        adam_state = self.adam.state_dict()
+        adam_state["state"] = state
+        self.adam.load_state_dict(adam_state)
 
 
 def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -75,8 +75,8 @@ class PolicyUpdate:
         """Give each completion an advantage for each of its tokens, or one for all of them."""
         for row in rows:
             for number, tokens in zip(row.indices, row.chosen, strict=True):
-                own = advantage.of_completion[number].to(self.agent.device)
-                self.advantage.of_completion[number] = own.expand(tokens)
+                token_advantages = advantage.of_completion[number].to(self.agent.device)
+                self.advantage.of_completion[number] = token_advantages.expand(tokens)
 
     def update(
         self,
@@ -162,7 +162,7 @@ def run_epochs(
     passes: Iterable[Pass],
     target_kl: float | None,
     update: Callable[[list[int], Sums, float], float],
-    after: Callable[[Pass], Mapping[str, float]] = lambda one: {},
+    after: Callable[[Pass], Mapping[str, float]] = lambda epoch: {},
 ) -> dict[str, float]:
     """Run every minibatch of every pass, until an epoch's mean KL(old ‖ new) exceeds ``target_kl``.
 
@@ -170,16 +170,16 @@ def run_epochs(
     the minibatches of a pass. Returns what the log wants; ``updates`` among it.
     """
     sums, norms, metrics = Sums(), [], dict[str, float]()
-    for one in passes:
+    for epoch in passes:
         of_pass = Sums()
-        norms += [update(states, of_pass, progress) for states, progress in one.minibatches]
-        metrics |= after(one)
+        norms += [update(states, of_pass, progress) for states, progress in epoch.minibatches]
+        metrics |= after(epoch)
         sums.absorb(of_pass)
         metrics["approx_kl"] = of_pass.means("tokens", processes)["approx_kl"]
         if target_kl is not None and metrics["approx_kl"] > target_kl:
             break
     ends = {
-        "ppo_epochs": float(one.number),
+        "ppo_epochs": float(epoch.number),
         "updates": float(len(norms)),
         "gradient_norm": max(norms),
     }

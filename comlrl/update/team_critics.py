@@ -99,10 +99,10 @@ class TeamCritics:
         self, values: Sequence[StepValues], epochs: Callable[[], Iterator[Pass]]
     ) -> list[dict[str, float]]:
         """Run the passes of critics that have separate ones; return what is logged of each."""
-        metrics = [{"explained_variance": own.explained_variance()} for own in values]
-        for own, of_critic, optimizer in zip(values, metrics, self.optimizers, strict=True):
-            if own.reader is not None and self.team.processes.total(own.count) > 0:
-                of_critic["value_loss"] = own.learn(optimizer, epochs())
+        metrics = [{"explained_variance": critic.explained_variance()} for critic in values]
+        for critic, of_critic, optimizer in zip(values, metrics, self.optimizers, strict=True):
+            if critic.reader is not None and self.team.processes.total(critic.count) > 0:
+                of_critic["value_loss"] = critic.learn(optimizer, epochs())
         return metrics
 
     def _reader(

@@ -115,8 +115,8 @@ class StepValues:
         """Run the reader's passes over minibatches of states; return the mean loss of a value."""
         total, count = 0.0, 0
         try:
-            for one in epochs:
-                for states, progress in one.minibatches:
+            for epoch in epochs:
+                for states, progress in epoch.minibatches:
                     loss, values = self.descend(optimizer, states, progress)
                     total, count = total + loss, count + values
         except NonFiniteError as error:
@@ -130,8 +130,8 @@ class StepValues:
         the losses over all processes, and of how many values."""
         assert self.reader is not None
         optimizer.zero()
-        own = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
-        count = max(1, int(self.processes.total(own)))
+        local_count = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
+        count = max(1, int(self.processes.total(local_count)))
 
         def loss(numbers: Sequence[int], value_A: torch.Tensor) -> tuple[torch.Tensor, Sums]:
             loss_A = self._loss(numbers, value_A)

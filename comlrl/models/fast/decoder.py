@@ -88,11 +88,11 @@ class Product:
     ) -> tuple[Tensor, Tensor] | None:
         """Return the adapters side by side, (in, n r) and (n r, out); None: there are none."""
         pairs = [None if name is None else self.adapter(name, dtype) for name in names]
-        found = [pair for pair in pairs if pair is not None]
-        if not found:
+        present = [pair for pair in pairs if pair is not None]
+        if not present:
             return None
-        assert len(found) == len(names), "the base alone never shares a batch with adapters"
-        downs, ups = zip(*found, strict=True)
+        assert len(present) == len(names), "the base alone never shares a batch with adapters"
+        downs, ups = zip(*present, strict=True)
         return torch.cat(downs, 1).contiguous(), torch.cat(ups)
 
     def merged(self, name: str | None) -> tuple[Tensor, Tensor | None]:
@@ -166,7 +166,7 @@ class FastDecoder:
         self.rotary, self.norm = decoder.rotary_emb, decoder.norm
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
-        self.layers = [_layer(one, self.heads, self.kv_heads) for one in decoder.layers]
+        self.layers = [_layer(layer, self.heads, self.kv_heads) for layer in decoder.layers]
         self.width, self.inner = decoder.layers[0].self_attn.head_dim, config.intermediate_size
         self.scaling = decoder.layers[0].self_attn.scaling
         weights: list[Any] = [
@@ -176,7 +176,7 @@ class FastDecoder:
         exact = adapters == 0 or all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, adapters) * self.bytes <= MERGED_BYTES
         self.merging = exact and small  # lower precisions round adapters away
-        self._kept: dict[Any, Any] | None = None
+        self._product_cache: dict[Any, Any] | None = None
 
     def hidden(
         self,
@@ -247,8 +247,10 @@ class FastDecoder:
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             plan = last if layer == len(self.layers) - 1 else batch.all_tokens
-            kept = None if keep is None else partial(keep, layer=layer)
-            return batch.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, plan, kept)
+            keep_layer = None if keep is None else partial(keep, layer=layer)
+            return batch.attention(
+                qkv_THW, self.heads, self.kv_heads, self.scaling, plan, keep_layer
+            )
 
         return attend
 
@@ -268,54 +270,56 @@ class FastDecoder:
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """Keep what is computed from the weights alone; they must not change inside."""
-        self._kept = {}
+        self._product_cache = {}
         try:
             yield
         finally:
-            self._kept = None
+            self._product_cache = None
 
     def product(self, product: Product, x: Tensor, routes: Routes | Through) -> Tensor:
         if callable(routes):
             return routes(product, x)
-        if self._kept is not None and not torch.is_grad_enabled():
-            return self._sampled(product, x, routes, self._kept)
+        if self._product_cache is not None and not torch.is_grad_enabled():
+            return self._sampled(product, x, routes, self._product_cache)
         y = product.base(x)
         ((name, _),) = routes  # gradients are of one agent at a time
         adapter = None if name is None else product.adapter(name, x.dtype)
         return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
 
-    def _sampled(self, product: Product, x: Tensor, routes: Routes, kept: dict[Any, Any]) -> Tensor:
+    def _sampled(
+        self, product: Product, x: Tensor, routes: Routes, cache: dict[Any, Any]
+    ) -> Tensor:
         """Apply each agent's W + s B A where that is exact and small; else W x + B A x."""
         if self.merging:
             for name, _ in routes:
-                if (product, name) not in kept:
-                    kept[product, name] = product.merged(name)
-            parts = [F.linear(x[rows], *kept[product, name]) for name, rows in routes]
+                if (product, name) not in cache:
+                    cache[product, name] = product.merged(name)
+            parts = [F.linear(x[rows], *cache[product, name]) for name, rows in routes]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
-        if (product, names) not in kept:
-            kept[product, names] = product.merged(None), product.adapters(names, x.dtype)
-        base, sides = kept[product, names]
+        if (product, names) not in cache:
+            cache[product, names] = product.merged(None), product.adapters(names, x.dtype)
+        base, sides = cache[product, names]
         y = F.linear(x, *base)
         if sides is None:
             return y
         low = x @ sides[0]
         if len(names) > 1:
-            low.mul_(self._owners(routes, low, kept))
+            low.mul_(self._owners(routes, low, cache))
         return y.addmm_(low, sides[1])
 
-    def _owners(self, routes: Routes, low: Tensor, kept: dict[Any, Any]) -> Tensor:
+    def _owners(self, routes: Routes, low: Tensor, cache: dict[Any, Any]) -> Tensor:
         """Return 1 where a row goes through the adapter of a column, else 0."""
-        if kept.get("routes") is not routes:
-            kept |= {"routes": routes, "owners": {}}
+        if cache.get("routes") is not routes:
+            cache |= {"routes": routes, "owners": {}}
         width = low.shape[1]
-        if width not in kept["owners"]:
+        if width not in cache["owners"]:
             owners = low.new_zeros(len(low), len(routes), width // len(routes))
             for index, (_, rows) in enumerate(routes):
                 owners[rows, index] = 1
-            kept["owners"][width] = owners.flatten(1)
-        return kept["owners"][width]
+            cache["owners"][width] = owners.flatten(1)
+        return cache["owners"][width]
 
 
 def fast_decoder(

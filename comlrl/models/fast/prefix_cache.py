@@ -32,7 +32,7 @@ class SharedPrefixCache:
         self.step = 0
         # As each step's products read them: keys (P, heads, width, L), values (P, heads, L, width).
         self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.own: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
+        self.suffix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
         longest = int(lengths_P.max())
         columns = torch.arange(longest, device=lengths_P.device)
         self.padding_PL = columns[None, :] >= lengths_P[:, None]
@@ -49,13 +49,13 @@ class SharedPrefixCache:
 
     def keep(self, rows: torch.Tensor) -> None:
         """Continue with these rows only."""
-        self.own = [(self._kept(k, rows), self._kept(v, rows)) for k, v in self.own]
+        self.suffix = [(self._select(k, rows), self._select(v, rows)) for k, v in self.suffix]
         self._place(self.prompt_of_R[rows])
 
-    def _kept(self, own: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        kept = own.new_empty(len(rows), *own.shape[1:])
-        torch.index_select(own[:, :, : self.step], 0, rows, out=kept[:, :, : self.step])
-        return kept
+    def _select(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        selected = tensor.new_empty(len(rows), *tensor.shape[1:])
+        torch.index_select(tensor[:, :, : self.step], 0, rows, out=selected[:, :, : self.step])
+        return selected
 
     def _place(self, prompt_of_R: torch.Tensor) -> None:
         """Give each row a slot in a (prompts, siblings) grid; prompts without rows leave."""
@@ -81,10 +81,10 @@ class SharedPrefixCache:
         if self.prefilling:
             self.prefix.append((key.transpose(-1, -2).contiguous(), value.contiguous()))
             return key, value
-        if len(self.own) <= layer:
+        if len(self.suffix) <= layer:
             shape = (*key.shape[:2], self.max_new_tokens, key.shape[-1])
-            self.own.append((key.new_empty(shape), value.new_empty(shape)))
-        keys, values = self.own[layer]
+            self.suffix.append((key.new_empty(shape), value.new_empty(shape)))
+        keys, values = self.suffix[layer]
         keys[:, :, self.step] = key[:, :, 0]
         values[:, :, self.step] = value[:, :, 0]
         return keys[:, :, : self.step + 1], values[:, :, : self.step + 1]

@@ -61,9 +61,9 @@ class Work:
         """Return this work with prompts for the agents' models."""
         chats_N = [encoder.chats for encoder in encoder_N]
         thinks_N = [encoder.opens_thought for encoder in encoder_N]
-        prompts = Prompts(self.domain, self.prompts.own, chats_N, thinks_N)
+        prompts = Prompts(self.domain, self.prompts.templates, chats_N, thinks_N)
         for agent, thinks in enumerate(thinks_N):
-            if thinks and prompts.worded(agent).prefill and PREFILL not in prompts.own:
+            if thinks and prompts.worded(agent).prefill and PREFILL not in prompts.templates:
                 notice(
                     f"agent {agent}'s chat template opens a thought: its answers are not begun "
                     "for it; prompts.prefill can close the thought and begin them"
@@ -175,7 +175,7 @@ def sandbox_workers(workers: int | None) -> int:
 
 def _check_revision(config: Config, prompts: Prompts) -> None:
     """Raise UserError where feedback follows, and nothing says how it is used."""
-    turns, own = config.section.num_turns, prompts.own.get(REVISION, prompts.domain.revision)
+    turns, own = config.section.num_turns, prompts.templates.get(REVISION, prompts.domain.revision)
     if turns > 1 and not own:
         raise UserError(
             f"{config.algorithm}.num_turns: {turns}, and domain '{config.domain}' has no "
