@@ -51,11 +51,11 @@ def in_one_line(error: Exception) -> tuple[str, int] | None:
 
 def report(error: Exception) -> int:
     """Print an error of the user's or the disk's; returns the exit code. Raises others again."""
-    known = in_one_line(error)
-    if known is None:
+    printable = in_one_line(error)
+    if printable is None:
         raise error
-    print_error(known[0])
-    return known[1]
+    print_error(printable[0])
+    return printable[1]
 
 
 def print_error(text: str) -> None:

@@ -79,8 +79,8 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises ValueError, naming file and line, if another line is not JSON.
     """
     text = Path(path).read_text(encoding="utf-8")
-    whole, _, _torn = text.rpartition("\n")
-    for number, line in enumerate(whole.split("\n") if whole else [], start=1):
+    complete, _, _torn = text.rpartition("\n")
+    for number, line in enumerate(complete.split("\n") if complete else [], start=1):
         try:
             yield json.loads(line)
         except json.JSONDecodeError as error:
@@ -93,7 +93,7 @@ def keep(path: str | Path, wanted: Callable[[int, dict[str, Any]], bool]) -> Non
     A torn last line is removed, and a file without lines. A missing file is ignored.
     """
     if Path(path).exists():
-        kept = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]
-        replace(path, "".join(json.dumps(line) + "\n" for line in kept))
-        if not kept:
+        lines = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]
+        replace(path, "".join(json.dumps(line) + "\n" for line in lines))
+        if not lines:
             Path(path).unlink()

@@ -50,7 +50,7 @@ class Mode:
 
         Raises UserError for a wrong setting.
         """
-        given = _given(self.cls, self.settings, prompts)
+        arguments = _arguments_of(self.cls, self.settings, prompts)
         if self.name == EXPERT:
             from comlrl.external.expert_edits import ExpertEdits
 
@@ -59,13 +59,13 @@ class Mode:
                 model=self.settings.expert_model,
                 base_url=self.settings.expert_base_url,
                 on_error=self.settings.on_error,
-                plain=Plain(**given),
+                plain=Plain(**arguments),
                 fallbacks=fallbacks,
             )
         if self.target is None:
-            return self.cls(**given)
+            return self.cls(**arguments)
         with self.target.calling():
-            made = self.cls(**given)
+            made = self.cls(**arguments)
         return CheckedTransition(made, self.target)
 
 
@@ -83,24 +83,24 @@ def find(
 
     Raises UserError for an unknown mode, or one that cannot be made.
     """
-    own, target = domain.modes(), None
-    name = settings.mode or next(iter(own), "plain")
+    modes, target = domain.modes(), None
+    name = settings.mode or next(iter(modes), "plain")
     cls: Callable[..., Transition] = Plain
     if ":" in name:
         target = load("external.mode", name, folder)
         check_class(target, Transition, ["__call__"])
         cls = target.found
-    elif name in own and name != EXPERT:
-        cls = own[name]
+    elif name in modes and name != EXPERT:
+        cls = modes[name]
         target = domain_target and dataclasses.replace(domain_target, key="external.mode")
     elif name not in GENERAL:
-        hint = near(name, (*own, *GENERAL), "there are {}")
+        hint = near(name, (*modes, *GENERAL), "there are {}")
         raise UserError(f"external.mode: {name!r} is not a mode; {hint}")
-    keys = {*_given(cls, settings, None), *(OF_EXPERT if name == EXPERT else ())}
+    keys = {*_arguments_of(cls, settings, None), *(OF_EXPERT if name == EXPERT else ())}
     return Mode(name=name, settings=settings, cls=cls, target=target, keys_read=frozenset(keys))
 
 
-def _given(
+def _arguments_of(
     cls: Callable[..., Any], settings: ExternalConfig, prompts: Prompts | None
 ) -> dict[str, Any]:
     """Return the arguments of a mode that its parameters name."""

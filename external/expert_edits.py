@@ -144,10 +144,10 @@ def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
         if line.lstrip().startswith("```"):
             fenced = not fenced
             continue
-        found = None if fenced else heading.match(line)
-        if found:
-            into = parts.setdefault(found[1], [])
-            line = found[2] or ""
+        match = None if fenced else heading.match(line)
+        if match:
+            into = parts.setdefault(match[1], [])
+            line = match[2] or ""
         into.append(line.rstrip())
     sections = [parts.get(name, []) for name in names] if parts else [loose] * len(names)
     return tuple(cut("\n".join(lines).strip("\n"), MAX_EDIT) for lines in sections)

@@ -48,13 +48,13 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     """
     if base_url is not None:
         host = urlsplit(base_url).hostname
-        for known in PROVIDERS:
-            if host == urlsplit(known.base_url).hostname:
-                return known._replace(base_url=base_url)
+        for provider in PROVIDERS:
+            if host == urlsplit(provider.base_url).hostname:
+                return provider._replace(base_url=base_url)
         return Provider("", base_url, OTHER_KEY)
-    for known in PROVIDERS:
-        if re.match(known.models, model):
-            return known
+    for provider in PROVIDERS:
+        if re.match(provider.models, model):
+            return provider
     raise UserError(
         f"external.expert_base_url: null, and no provider is known for external.expert_model "
         f"{model!r}; give the address of its service"

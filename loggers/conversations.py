@@ -45,8 +45,8 @@ def _calls(group: EpisodeGroup, episode: Episode) -> Iterator[dict[str, Any]]:
     """Yield each call with the messages that its agent has not read in an earlier one."""
     before: dict[int, Call] = {}
     for call in episode.calls:
-        known = before[call.agent].prompt if call.agent in before else ()
-        start = len(known) if call.prompt[: len(known)] == known else 0
+        seen = before[call.agent].prompt if call.agent in before else ()
+        start = len(seen) if call.prompt[: len(seen)] == seen else 0
         yield {
             "agent": group.names_N[call.agent],
             "read": [

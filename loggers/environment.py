@@ -31,8 +31,8 @@ def write_environment(path: str | Path) -> None:
         "packages": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
         "commit": _commit(),
     }
-    known = {key: value for key, value in facts.items() if value is not None}
-    replace(path, json.dumps(known, indent=2) + "\n")
+    available = {key: value for key, value in facts.items() if value is not None}
+    replace(path, json.dumps(available, indent=2) + "\n")
 
 
 def _version(name: str) -> str:

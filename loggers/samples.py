@@ -59,13 +59,13 @@ class SampleLogger:
                     ]
 
     def _write(self) -> None:
-        kept: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         for phase in ("eval", "train"):
             first, latest = self._first.get(phase, []), self._latest.get(phase, [])
-            kept += first
+            lines += first
             if latest and latest is not first and latest[0]["update"] != first[0]["update"]:
-                kept += latest
-        replace(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+                lines += latest
+        replace(self._path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def sample(record: LogRecord, tree: RolloutResult, domain: Domain) -> dict[str, Any]:

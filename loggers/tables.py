@@ -57,20 +57,20 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
     parts = ["# Cross-play\n", _how(result) + "\n"]
     parts += [f"{i + 1}. {code(run)}" for i, run in enumerate(runs)]
     for name, matrix in result["matrices"].items():
-        found = result["summary"][name]
+        summary = result["summary"][name]
         rows = [[f"{others} of {n}", *row] for n, row in zip(names, matrix, strict=True)]
         parts += [
             f"\n## {name}\n",
             table(["", *(f"{last} of {n}" for n in names)], rows),
-            f"With themselves {_text(found['self_play'])}, with others "
-            f"{_text(found['cross_play'])}: a gap of {_text(found['gap'])}.",
+            f"With themselves {_text(summary['self_play'])}, with others "
+            f"{_text(summary['cross_play'])}: a gap of {_text(summary['gap'])}.",
         ]
     return "\n".join(parts) + "\n"
 
 
 def replacement_table(result: Mapping[str, Any]) -> str:
     """Return every team with some agents replaced, its reward and cost; then each agent's part."""
-    replaced, found = {int(i): who for i, who in result["replaced"].items()}, result["coalitions"]
+    replaced = {int(i): who for i, who in result["replaced"].items()}
     roles = {i: result["roles"][i] for i in sorted(replaced)}
     scores = list(result["contributions"])
     costs = [("tokens", "tokens_per_answer"), ("FLOPs", "flops_per_answer")]
@@ -78,7 +78,7 @@ def replacement_table(result: Mapping[str, Any]) -> str:
     for name in scores:
         head += [name, "95% interval"]
     rows: list[list[Any]] = []
-    for team in found:
+    for team in result["coalitions"]:
         who: list[Any] = ["itself" if i in team["present"] else replaced[i] for i in roles]
         for name in scores:
             who += [team["metrics"][name], _interval(team["intervals"][name])]
@@ -125,8 +125,10 @@ def _how(result: Mapping[str, Any]) -> str:
     sampling = result["sampling"]
     drawn = f"temperature {sampling['temperature']}" if sampling["temperature"] else "greedy"
     cut = "".join(f", {k} {sampling[k]}" for k in ("top_p", "top_k") if sampling[k] is not None)
-    for role, own in result.get("settings", {}).get("sampling", {}).items():
-        settings = " ".join(f"{key} {value}" for key, value in own.items() if value is not None)
+    for role, role_settings in result.get("settings", {}).get("sampling", {}).items():
+        settings = " ".join(
+            f"{key} {value}" for key, value in role_settings.items() if value is not None
+        )
         cut += f", {role}: {settings}"
     return (
         f"{result['tasks']} tasks of {code(result['dataset'])} {plain(result['split'])}, "

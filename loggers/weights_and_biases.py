@@ -72,10 +72,10 @@ class WandbLogger:
     ) -> None:
         section, self._domain = config.wandb, domain
         assert section is not None
-        self._own = view_of(config.domain).samples
+        self._columns = view_of(config.domain).samples
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
-        known = run_id(run_dir) if resume else None
+        previous_id = run_id(run_dir) if resume else None
         self._run = wandb.init(
             project=section.project,
             entity=section.entity,
@@ -84,8 +84,8 @@ class WandbLogger:
             tags=list(section.tags),
             config=config.to_dict(),
             mode="offline" if mode == "offline" else "online",
-            id=known,
-            resume="allow" if known and mode != "offline" else None,
+            id=previous_id,
+            resume="allow" if previous_id and mode != "offline" else None,
             settings=wandb.Settings(
                 init_timeout=CONNECT_SECONDS,
                 finish_timeout=FINISH_SECONDS,
@@ -130,10 +130,12 @@ class WandbLogger:
 
     def _table(self, record: LogRecord, trees: Sequence[RolloutResult]) -> wandb.Table:
         samples = [sample(record, tree, self._domain) for tree in trees[:TABLE_ROWS]]
-        own = [
-            (heading, value_of) for heading, value_of in self._own if any(map(value_of, samples))
+        columns = [
+            (heading, value_of)
+            for heading, value_of in self._columns
+            if any(map(value_of, samples))
         ]
-        table = wandb.Table(columns=[*COLUMNS, *(heading for heading, _ in own)])
+        table = wandb.Table(columns=[*COLUMNS, *(heading for heading, _ in columns)])
         for episode in samples:
             table.add_data(
                 record.step,
@@ -144,7 +146,7 @@ class WandbLogger:
                     for role, text in zip(episode["roles_N"], episode["completions_N"], strict=True)
                 ),
                 episode["reward"],
-                *(value_of(episode) for _, value_of in own),
+                *(value_of(episode) for _, value_of in columns),
             )
         return table
 

@@ -124,13 +124,13 @@ class MADPOTrainer:
             groups = [
                 list(group) for _, group in groupby(completions_U, key=lambda s: s.prompt_ids)
             ]
-            own = [
+            shard = [
                 completion for group in self.team.processes.shard(groups) for completion in group
             ]
             with (self.team.reference if first else self.team.acting)(index) as reading:
-                value_U = logprobs(reading, own, self._temperature(index)).tolist()
-            found = dict(zip(own, value_U, strict=True))
-            everything = {s: v for part in distributed.all_gather(found) for s, v in part.items()}
+                value_U = logprobs(reading, shard, self._temperature(index)).tolist()
+            local = dict(zip(shard, value_U, strict=True))
+            everything = {s: v for part in distributed.all_gather(local) for s, v in part.items()}
             values_N.append(
                 torch.tensor([everything[s] for s in completions_U], dtype=torch.float64)
             )
@@ -202,23 +202,23 @@ class MADPOTrainer:
         batch = PairBatch.of(self.team.processes.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
-        whole = sum(item.weight for item in pairs)
+        total = sum(item.weight for item in pairs)
         jobs = [
-            partial(self._gradients, index, batch, delta_NP, whole) for index in self.optimizers
+            partial(self._gradients, index, batch, delta_NP, total) for index in self.optimizers
         ]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
         self.moved = True
         return [optimizer.step(progress) for optimizer in self.optimizers.values()]
 
     def _gradients(
-        self, index: int, batch: PairBatch, delta_NP: torch.Tensor, whole: float
+        self, index: int, batch: PairBatch, delta_NP: torch.Tensor, total: float
     ) -> None:
         """Compute ∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
         self.optimizers[index].zero()
         own_P = delta_NP[index].clone().requires_grad_(True)
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
-        (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / whole, own_P)
+        (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / total, own_P)
         completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
         # policy_gradient is −Σ w log π: the coefficient of log π is −w.
         weight_U = torch.zeros(len(completions_U), dtype=weight_P.dtype)
@@ -271,10 +271,10 @@ class MADPOTrainer:
         """Return weighted sums over this process's pairs: joint, and of each agent by its Δ
         alone."""
         beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
-        found = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
+        delta_of = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
         weight_P = batch.weight_P
         sums = Sums(pairs=float(weight_P.sum()))
-        for prefix, delta_P in found.items():
+        for prefix, delta_P in delta_of.items():
             loss_P = joint_dpo(delta_P, torch.zeros_like(delta_P), beta, smoothing)
             metrics = {"loss": loss_P, "margin": beta * delta_P, "accuracy": delta_P > 0}
             sums.add(**{f"{prefix}dpo/{name}": value * weight_P for name, value in metrics.items()})

@@ -143,8 +143,8 @@ class MARLHFTrainer:
 
     def _end_early(self) -> None:
         """Leave out the rest of a round whose model no longer orders what the team does."""
-        least, found = self.section.refit_below, self.loop.latest.get(AGREEMENT)
-        if least is None or found is None or found >= least:
+        least, agreement = self.section.refit_below, self.loop.latest.get(AGREEMENT)
+        if least is None or agreement is None or agreement >= least:
             return
         if self.round + 1 < self.section.num_iterations:
             self.loop.skip(self.loop.schedule.end_of(self.round))
@@ -184,11 +184,11 @@ class MARLHFTrainer:
         )
         model.facts.round = index
         model.measure(labelled)
-        found, seconds = model.facts, time.monotonic() - started
+        facts, seconds = model.facts, time.monotonic() - started
         share = (
-            "no" if found.accuracy is None else f"{found.accuracy:.1%} of {found.held_out_pairs}"
+            "no" if facts.accuracy is None else f"{facts.accuracy:.1%} of {facts.held_out_pairs}"
         )
-        say(f"{share} held-out pairs ordered rightly, after {seconds:.0f} s on {found.pairs} pairs")
+        say(f"{share} held-out pairs ordered rightly, after {seconds:.0f} s on {facts.pairs} pairs")
         self.reward.model = model
         self._report(labelled, metrics, model)
         if distributed.is_main():
@@ -244,8 +244,8 @@ class MARLHFTrainer:
         tasks = list(labelled.train)
         for earlier, weight in self.collector.replayed(labelled.index):
             key = (self.seed, "replay", labelled.index, earlier.index)
-            kept = round(weight * len(earlier.train))
-            tasks += [earlier.train[i] for i in order(key, len(earlier.train))[:kept]]
+            count = round(weight * len(earlier.train))
+            tasks += [earlier.train[i] for i in order(key, len(earlier.train))[:count]]
         shuffled = order((self.seed, "reward model", labelled.index), len(tasks))
         return text_pairs([tasks[i] for i in shuffled], self.section.reward_prompts == "first")
 
@@ -301,11 +301,11 @@ class MARLHFTrainer:
 
 def text_pairs(tasks: Sequence[TaskPairs], prompts_first: bool = False) -> list[TextPair]:
     """Return the joint texts and the gap of every pair."""
-    found = []
+    pairs = []
     for item in tasks:
         texts_K = joint_texts(item.candidates, prompts_first)
-        found += [TextPair(texts_K[p.winner], texts_K[p.loser], p.gap) for p in item.pairs]
-    return found
+        pairs += [TextPair(texts_K[p.winner], texts_K[p.loser], p.gap) for p in item.pairs]
+    return pairs
 
 
 def say(text: str) -> None:

@@ -134,31 +134,33 @@ class PPOTrainer:
         values = critics.values(decisions)
         policies = [self._measured(index, rolled, values) for index in range(len(self.team))]
         penalty = self._penalty(decisions, policies)
-        for index, own in enumerate(values):
+        for index, critic in enumerate(values):
             chains = decisions.chains(critics.credited(index))
-            advantage = own.credit(chains, decisions.reward, penalty)
-            for one in policies:
-                if one.values is own:
-                    one.policy.credit(advantage, one.rows(range(len(one.rows_S))))
+            advantage = critic.credit(chains, decisions.reward, penalty)
+            for improvement in policies:
+                if improvement.values is critic:
+                    improvement.policy.credit(
+                        advantage, improvement.rows(range(len(improvement.rows_S)))
+                    )
         return policies
 
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
         """Update the policies and the critics; return metrics, bare (means) and of each agent."""
-        acted = [one.acted(self.team.processes) for one in policies]
-        for index, one in enumerate(policies):
+        acted = [improvement.acted(self.team.processes) for improvement in policies]
+        for index, improvement in enumerate(policies):
             if not acted[index]:
                 continue
-            one.metrics |= self._standardize(one.policy)
+            improvement.metrics |= self._standardize(improvement.policy)
             with self.team.acting(index):
-                one.metrics |= self._update(index, one, rolled)
-        values = list(dict.fromkeys(one.values for one in policies))
+                improvement.metrics |= self._update(index, improvement, rolled)
+        values = list(dict.fromkeys(improvement.values for improvement in policies))
         of_critics = self.critics.learn(values, lambda: self._passes(rolled, "critic"))
         of_team = of_critics[0] if self.critics.centralized else {}
         if not self.critics.centralized:
-            for one, metrics in zip(policies, of_critics, strict=True):
-                one.metrics |= metrics
-        of_team["updates"] = max(one.metrics.pop("updates", 0) for one in policies)
-        metrics = agent_means([one.metrics for one in policies]) | of_team
+            for improvement, metrics in zip(policies, of_critics, strict=True):
+                improvement.metrics |= metrics
+        of_team["updates"] = max(improvement.metrics.pop("updates", 0) for improvement in policies)
+        metrics = agent_means([improvement.metrics for improvement in policies]) | of_team
         if self.section.kl_target is not None and "kl" in metrics:
             self.kl.adapt(metrics["kl"], rolled.scored)
         return metrics | {"learning_rate": self.optimizers[0].learning_rate}
@@ -182,7 +184,7 @@ class PPOTrainer:
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """Measure what a policy, its reference and a head on its states say of the samples."""
         section, temperature = self.section, self.sampling.of(index).temperature
-        own = values[0 if self.critics.centralized else index]
+        critic = values[0 if self.critics.centralized else index]
         key, states_B = (
             (self.rollout.seed, "minibatches", rolled.index, 0),
             rolled.decisions.states_B,
@@ -200,17 +202,17 @@ class PPOTrainer:
             policy = PolicyUpdate(
                 section, self.team, agent, logprobs, reference_logprobs, kl_in_loss
             )
-            one = Improvement(rows_S, policy, own, {})
+            improvement = Improvement(rows_S, policy, critic, {})
             first = minibatches(states_B, section.train_batch_size, key, self.team.processes)
             # Where credit does not need it, the first minibatch is read by its own update.
-            needed = own.head is not None or self._kl_in_reward
-            see = None if own.head is None else own.see
+            needed = critic.head is not None or self._kl_in_reward
+            see = None if critic.head is None else critic.see
             if not needed:
                 first = first[1:]
-            policy.measure([one.rows(states) for states in first], see)
+            policy.measure([improvement.rows(states) for states in first], see)
         if section.kl_coef > 0:
-            one.metrics["kl_coef"] = self.kl.value
-        return one
+            improvement.metrics["kl_coef"] = self.kl.value
+        return improvement
 
     def _penalty(self, decisions: Decisions, policies: Sequence[Improvement]) -> PerToken | None:
         """Compute what the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed
@@ -219,34 +221,39 @@ class PPOTrainer:
         section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
-        for one in policies:
-            old, reference_of = one.policy.old, one.policy.old.reference.of_completion
-            for number, own in old.policy.of_completion.items():
-                paid.of_completion[number] = self.kl.value * (own - reference_of[number])
+        for improvement in policies:
+            old, reference_of = (
+                improvement.policy.old,
+                improvement.policy.old.reference.of_completion,
+            )
+            for number, logprob_L in old.policy.of_completion.items():
+                paid.of_completion[number] = self.kl.value * (logprob_L - reference_of[number])
         if section.granularity == "token":
             return paid
-        whole, of_turn = PerToken(), paid.of_completion
-        for number, own in of_turn.items():
+        summed, of_turn = PerToken(), paid.of_completion
+        for number, logprob_L in of_turn.items():
             others = [number]
             if self.critics.centralized and not self.rollout.returns_by_agent:
                 first = number - decisions[number].agent  # of its joint action
                 others = [*range(first, first + section.num_agents)]
-            parts = [of_turn[n].to(own) for n in others]
-            whole.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
-        return whole
+            parts = [of_turn[n].to(logprob_L) for n in others]
+            summed.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
+        return summed
 
-    def _update(self, index: int, one: Improvement, rolled: Rolled) -> dict[str, float]:
+    def _update(self, index: int, improvement: Improvement, rolled: Rolled) -> dict[str, float]:
         """Make some epochs of clipped updates of a policy, and of a head on its states."""
         optimizers = [self.optimizers[index]]
-        if one.values.head is not None:
+        if improvement.values.head is not None:
             optimizers.append(self.critics.optimizers[index])
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
-            return one.policy.update(one.rows(chosen), optimizers, sums, progress, one.loss)
+            return improvement.policy.update(
+                improvement.rows(chosen), optimizers, sums, progress, improvement.loss
+            )
 
         epochs = self._passes(rolled, "minibatches")
         metrics = run_epochs(self.team.processes, epochs, self.section.target_kl, update)
-        return metrics | one.policy.before()
+        return metrics | improvement.policy.before()
 
     def _standardize(self, policy: PolicyUpdate) -> dict[str, float]:
         """Standardize advantages over the step's tokens as they are trained on; return their
@@ -254,6 +261,6 @@ class PPOTrainer:
         advantage = policy.advantage.flat()
         _, mean, deviation = moments(advantage, self.team.processes)
         if self.section.normalize_advantages:
-            own = standardized(advantage, self.team.processes)
-            policy.advantage = policy.advantage.like(own)
+            standard = standardized(advantage, self.team.processes)
+            policy.advantage = policy.advantage.like(standard)
         return {"advantage_mean": mean, "advantage_std": deviation}

@@ -258,14 +258,14 @@ class SHPPOTrainer:
             losses.append(loss / count)
             return norm
 
-        def after(one: Pass) -> dict[str, float]:
+        def after(epoch: Pass) -> dict[str, float]:
             if section.latents != "learned":
                 return {}
-            encoder_metrics = self.update_encoder(samples, one.progress)
+            encoder_metrics = self.update_encoder(samples, epoch.progress)
             if section.latent_gradient == "policy":
                 return encoder_metrics
             return encoder_metrics | {
-                "inference_loss": self.update_inference(samples, one.progress)
+                "inference_loss": self.update_inference(samples, epoch.progress)
             }
 
         epochs = passes(states, size, section.ppo_epochs, key, rolled.span, self.team.processes)
@@ -283,9 +283,9 @@ class SHPPOTrainer:
         its agent acts."""
         advantage = PerToken()
         for stage, advantage_C in zip(self._stages, samples.advantage_CV.T, strict=True):
-            for action, own in enumerate(advantage_C.split(1)):
+            for action, action_advantage in enumerate(advantage_C.split(1)):
                 numbers = (action * self._agents + agent for agent in stage)
-                advantage.of_completion.update(dict.fromkeys(numbers, own))
+                advantage.of_completion.update(dict.fromkeys(numbers, action_advantage))
         return advantage
 
     def _logprobs(

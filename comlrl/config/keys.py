@@ -125,8 +125,8 @@ def _keys_of(section: type) -> Mapping[str, Key]:
     for parent in reversed(section.__mro__):
         if dataclasses.is_dataclass(parent):
             for f in dataclasses.fields(parent):
-                given = {name: value for name, value in f.metadata.items() if value}
-                described[f.name] = described.get(f.name, {}) | given
+                metadata = {name: value for name, value in f.metadata.items() if value}
+                described[f.name] = described.get(f.name, {}) | metadata
     hints = typing.get_type_hints(section)
     return {
         f.name: Key(

@@ -85,7 +85,7 @@ class Loader:
         self.given: dict[str, str] = {}  # key → source, of every key that was set
         self._values = copy.deepcopy(_defaults(tuple(self.sections.items())))
         self._root = OmegaConf.structured(Root)
-        self._asked: set[str] = set()  # of OPTIONAL_SECTIONS
+        self._present: set[str] = set()  # of OPTIONAL_SECTIONS
         self._unknown: dict[str, Setting] = {}  # by key
         self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
         self.keys += keys_of(Root)
@@ -121,14 +121,14 @@ class Loader:
                 for name, inner in value.items():
                     self.set(Setting(f"{key}.{name}", inner, setting.source))
                 if key in OPTIONAL_SECTIONS:
-                    self._asked.add(key)
+                    self._present.add(key)
                 return
             if key not in OPTIONAL_SECTIONS or value is not None:
                 raise UserError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
-            self._asked.discard(key)
+            self._present.discard(key)
             return
         if (section := key.partition(".")[0]) in OPTIONAL_SECTIONS:
-            self._asked.add(section)
+            self._present.add(section)
         self._assign(key, self._absolute(key, value, setting), setting)
         self.given[key] = setting.source
 
@@ -147,7 +147,7 @@ class Loader:
         return share_common_keys(built, self.given)
 
     def _built(self) -> Config:
-        off = set(OPTIONAL_SECTIONS) - self._asked
+        off = set(OPTIONAL_SECTIONS) - self._present
         shared: dict[str, Any] = {n: None if n in off else self._section(n) for n in SECTIONS}
         return Config(
             algorithm=self.algorithm,
@@ -188,7 +188,7 @@ class Loader:
             if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
                 yield from self.leaves(value, f"{key}.")
                 if key in OPTIONAL_SECTIONS and not value:
-                    self._asked.add(key)
+                    self._present.add(key)
             elif not (value is None and is_section and key not in OPTIONAL_SECTIONS):
                 yield key, value
 
@@ -227,19 +227,19 @@ class Loader:
             self._unknown[key] = dataclasses.replace(setting, key=key)
             return
         target, name = located
-        own = self._key(key)
-        assert own is not None
-        if isinstance(value, float) and value.is_integer() and int in own.members:
+        option = self._key(key)
+        assert option is not None
+        if isinstance(value, float) and value.is_integer() and int in option.members:
             value = int(value)  # 1e6 is a whole number to a person
-        truth = own.members == (bool,)
+        truth = option.members == (bool,)
         try:
-            if isinstance(value, bool) != truth and (truth or int in own.members):
+            if isinstance(value, bool) != truth and (truth or int in option.members):
                 raise OmegaConfBaseException("a truth value is not a number")
             OmegaConf.update(target, name, value, merge=False)
             taken = OmegaConf.select(target, name)
         except (OmegaConfBaseException, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {printed(value)} ({setting.source}) is not valid; give {own.expected}"
+                f"{key}: {printed(value)} ({setting.source}) is not valid; give {option.expected}"
             ) from error
         if isinstance(taken, float) and not math.isfinite(taken):
             raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
@@ -249,13 +249,13 @@ class Loader:
     def _locate(self, key: str) -> tuple[Any, str] | None:
         """Return the values that a key is in, and its name there; None: it is unknown."""
         section, _, name = key.partition(".")
-        known = self._key(key)
-        if known is None:
+        option = self._key(key)
+        if option is None:
             return None
         if section not in self.sections:
-            return (self._root, key) if not name or known.is_mapping else None
+            return (self._root, key) if not name or option.is_mapping else None
         head, _, rest = name.partition(".")
-        nested = known.is_mapping or isinstance(self._values[section][head], Mapping)
+        nested = option.is_mapping or isinstance(self._values[section][head], Mapping)
         return (self._values[section], name) if nested or not rest else None
 
     def _refuse_unknown(self) -> None:
@@ -279,51 +279,51 @@ class Loader:
         return keys_of(Root).get(section)
 
 
-def share_common_keys(config: Config, given: Mapping[str, str]) -> Config:
+def share_common_keys(config: Config, sources: Mapping[str, str]) -> Config:
     """Share, for MARLHF, one value of each common key between the collection, the loop and the
     online stage.
 
-    ``given``: key → where it was given. Given in both sections, the RL algorithm's own counts,
+    ``sources``: key → where it was given. Given in both sections, the RL algorithm's own counts,
     unless only ``marlhf:``'s was given on the command line.
     """
-    own, online = config.algorithm, config.online_name
-    if own == online:
+    outer, online = config.algorithm, config.online_name
+    if outer == online:
         return config
     values = {}
     for key in keys_of(CommonConfig).keys() - set(SINGLE_TURN_KEYS):
-        general, special = given.get(f"{own}.{key}"), given.get(f"{online}.{key}")
+        general, special = sources.get(f"{outer}.{key}"), sources.get(f"{online}.{key}")
         wins = special is None or (
             general is not None and general.startswith("--") and not special.startswith("--")
         )
-        values[key] = getattr(config.sections[own if wins else online], key)
-    shared = {n: dataclasses.replace(config.sections[n], **values) for n in (own, online)}
+        values[key] = getattr(config.sections[outer if wins else online], key)
+    shared = {n: dataclasses.replace(config.sections[n], **values) for n in (outer, online)}
     return dataclasses.replace(config, sections={**config.sections, **shared})
 
 
 def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Check settings of ``RoleSampling``. Raise UserError for an unknown key or another type."""
-    known = keys_of(RoleSampling)
+    keys = keys_of(RoleSampling)
     for key, value in values.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(known)}"
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(keys)}"
             raise UserError(f"{name}.{key}: unknown key, given {value!r}; {hint}")
-        if not any(fits(value, member) for member in known[key].members):
-            raise UserError(f"{name}.{key}: {value!r} is not valid; give {known[key].expected}")
+        if not any(fits(value, member) for member in keys[key].members):
+            raise UserError(f"{name}.{key}: {value!r} is not valid; give {keys[key].expected}")
     return values
 
 
-def _sampling(given: Any) -> dict[str, RoleSampling]:
+def _sampling(by_role: Any) -> dict[str, RoleSampling]:
     """Return ``sampling`` with its values checked. Raise UserError."""
-    found = {}
-    for role, values in given.items():
+    settings = {}
+    for role, values in by_role.items():
         if values is not None and not isinstance(values, dict):
             raise UserError(
                 f"sampling.{role}: {values!r} is not a mapping; write sampling.{role}.KEY=VALUE"
             )
         if values:
-            found[role] = RoleSampling(**_checked(f"sampling.{role}", values))
-    return found
+            settings[role] = RoleSampling(**_checked(f"sampling.{role}", values))
+    return settings
 
 
 def _tuple(items: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -26,10 +26,10 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
     if not isinstance(value, str):
         return value
     name = Path(os.path.expanduser(value.strip()))
-    found = next((path for f in folders if os.path.exists(path := f / name)), None)
-    if found is None or not name.parts:
+    existing = next((path for f in folders if os.path.exists(path := f / name)), None)
+    if existing is None or not name.parts:
         return value
-    return os.path.abspath(found)
+    return os.path.abspath(existing)
 
 
 def searched(folder: Path) -> str:

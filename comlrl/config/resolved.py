@@ -252,13 +252,13 @@ class Config:
     @property
     def keeps_final_model(self) -> bool:
         """Return whether the run ends with ``final_model/``: adapters do, unless switched off."""
-        asked = self.output.save_final_model
-        return self.lora.enabled if asked == "auto" else asked
+        setting = self.output.save_final_model
+        return self.lora.enabled if setting == "auto" else setting
 
     def temperature(self, section: CommonConfig) -> float:
         """Return a section's temperature, or agent_model's where it says null."""
-        given = section.temperature
-        return self.agent_model.temperature if given is None else given
+        temperature = section.temperature
+        return self.agent_model.temperature if temperature is None else temperature
 
     def top_p(self, section: CommonConfig) -> float | None:
         """Return a section's nucleus mass, or agent_model's where it says null."""
@@ -289,10 +289,10 @@ class Config:
         for name, section in sections.items():
             yield from section.problems(name, self)
         team = self.section.num_agents
-        for name, given in (("agents", self.agents), ("agent_devices", self.agent_devices)):
-            if given is not None and len(given) != team:
+        for name, entries in (("agents", self.agents), ("agent_devices", self.agent_devices)):
+            if entries is not None and len(entries) != team:
                 yield (
-                    f"{name}: {list(given)} has {len(given)} entries for "
+                    f"{name}: {list(entries)} has {len(entries)} entries for "
                     f"{self.algorithm}.num_agents={team}; give one for each agent"
                 )
         if self.online.takes_ratios and self.lora.dropout > 0:

@@ -77,9 +77,11 @@ def without_effect(
             dotted, value = f"{name}.{key.name}", getattr(section, key.name)
             if dotted not in set_keys or value == key.default:
                 continue
-            whole = unread.get(name) or unread.get(dotted)
+            section_reason = unread.get(name) or unread.get(dotted)
             conditions = (*section.unused_if, *key.unused_if)
-            reason = whole or next((c.reason for c in conditions if c.when(section, config)), None)
+            reason = section_reason or next(
+                (c.reason for c in conditions if c.when(section, config)), None
+            )
             if reason is not None:
                 reasons.setdefault(reason, []).append(f"{dotted}={value}")
     return [

@@ -64,18 +64,18 @@ class View:
     tags: tuple[str, ...] = ()
 
 
-def listed(own: Iterable[str] | None, names: Iterable[str]) -> list[str]:
+def listed(metrics: Iterable[str] | None, names: Iterable[str]) -> list[str]:
     """Return those of a view's metrics that exist; for any domain, all measures."""
     there = dict.fromkeys(names)
-    return [name for name in (measures(there) if own is None else own) if name in there]
+    return [name for name in (measures(there) if metrics is None else metrics) if name in there]
 
 
-def titled(own: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
+def titled(metrics: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
     """Return the listed metrics with their titles."""
     there = dict.fromkeys(names)
-    if own is None:
+    if metrics is None:
         return [Metric(in_words(name), name) for name in measures(there)]
-    return [metric for metric in own if metric.name in there]
+    return [metric for metric in metrics if metric.name in there]
 
 
 def in_words(name: str) -> str:

@@ -110,11 +110,14 @@ class Shards(Game):
             "names": ", ".join(NAMES[:holders]),
             "question": QUESTIONS[task.fields["question"]],
         }
-        own = [
+        holders_values = [
             {"name": name, "number": str(number)}
             for name, number in zip(NAMES, numbers[:holders], strict=False)
         ]
-        return tuple({**shared, **each} for each in (*own, {"name": "the judge", "number": "none"}))
+        return tuple(
+            {**shared, **each}
+            for each in (*holders_values, {"name": "the judge", "number": "none"})
+        )
 
     def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
         if agent < num_agents - 1:

@@ -59,18 +59,18 @@ class Memo:
         capacity: int,
     ) -> None:
         self._function, self._weigh, self._capacity = function, weigh, capacity
-        self._known: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._cache: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.weight = 0  # of all that is remembered
 
     def __call__(self, *arguments: Any) -> Any:
-        known = self._known.get(arguments)
-        if known is not None:
-            self._known.move_to_end(arguments)
-            return known[0]
+        cached = self._cache.get(arguments)
+        if cached is not None:
+            self._cache.move_to_end(arguments)
+            return cached[0]
         result = self._function(*arguments)
         weight = self._weigh(arguments, result)
-        self._known[arguments] = result, weight
+        self._cache[arguments] = result, weight
         self.weight += weight
         while self.weight > self._capacity:
-            self.weight -= self._known.popitem(last=False)[1][1]
+            self.weight -= self._cache.popitem(last=False)[1][1]
         return result

@@ -64,8 +64,8 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
     result = _returned(function)
     if result is not None and _is_aux_call(result):
         return "map" if stages == "filter_map" else "reduce"
-    own = {"filter_reduce": "filter", "map_reduce": "map", "map_then_reduce": "map"}
-    return own.get(stages or "", "filter_map")
+    by_stages = {"filter_reduce": "filter", "map_reduce": "map", "map_then_reduce": "map"}
+    return by_stages.get(stages or "", "filter_map")
 
 
 def _function(source: str, name: str) -> ast.FunctionDef | None:

@@ -122,9 +122,9 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
 
 def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> str:
     """Describe whose functions were found, and what a reader's text has if its own is missing."""
-    found = [name for name in names if name in facts.defined]
+    defined = [name for name in names if name in facts.defined]
     missing = [name for name in names if name not in facts.defined]
-    parts = [f"Defined: {_listed(found)}."] if found else []
+    parts = [f"Defined: {_listed(defined)}."] if defined else []
     if missing:
         parts.append(f"Missing (a `def` with a return): {_listed(missing)}.")
     if names[reader] in missing and facts.instead:
@@ -134,14 +134,14 @@ def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> s
 
 def _instead(written: Sequence[str], names: Sequence[str], reader: int) -> str:
     """Describe what the agent that should write ``names[reader]`` wrote instead."""
-    own = names[reader]
-    if own in written:
-        return f"Your `{own}` returns nothing."
-    theirs = [name for name in names if name in written]
+    name = names[reader]
+    if name in written:
+        return f"Your `{name}` returns nothing."
+    theirs = [other for other in names if other in written]
     if theirs:
         work = "the other agent's work" if len(names) == 2 else "the work of others"
         return f"You wrote {_listed(theirs)}, which is {work}."
-    shown = [cut(name, MAX_NAME) for name in written[:MAX_NAMES]]
+    shown = [cut(other, MAX_NAME) for other in written[:MAX_NAMES]]
     return f"You wrote {_listed(shown)}." if shown else "You wrote no function."
 
 
@@ -208,9 +208,9 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
         return None, line
     above = program.split("\n")[:line]
     for number in range(len(above), 0, -1):
-        found = _TOP.match(above[number - 1])
-        if found:
-            owner = found[1]
+        match = _TOP.match(above[number - 1])
+        if match:
+            owner = match[1]
             return (owner, line - number + 1) if owner in names else (None, line)
     return None, line
 

@@ -141,16 +141,16 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
         imports_of = (p.source for p in extracted.parts if isinstance(p.node, _IMPORT))
         return tuple(imports_of), "\n\n\n".join(sources)
     imports: list[str | None] = []
-    kept: list[str | None] = []
+    definitions: list[str | None] = []
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imports.append(written(node))
         elif isinstance(node, Definition):
             if node.name != entry_point and not _is_stub(node):
-                kept.append(written(node))
+                definitions.append(written(node))
         elif isinstance(node, ast.ClassDef | ast.Assign | ast.AnnAssign):
-            kept.append(written(node))
-    return tuple(filter(None, imports)), "\n\n\n".join(filter(None, kept))
+            definitions.append(written(node))
+    return tuple(filter(None, imports)), "\n\n\n".join(filter(None, definitions))
 
 
 @functools.lru_cache(maxsize=1024)

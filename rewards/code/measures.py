@@ -14,30 +14,30 @@ from comlrl.types import Conventions, JointAction
 MAX_TEXT = 20_000  # characters of a program that are kept
 
 
-def measures(found: RewardBreakdown, entry_point: str) -> dict[str, float]:
+def measures(breakdown: RewardBreakdown, entry_point: str) -> dict[str, float]:
     """Return one program's measures; those of helpers are shares of the helpers, if any."""
     values = {
-        "test_fraction": found.test_fraction,
-        "syntax_rate": float(found.syntax > 0),
-        "main_defined_rate": float(entry_point in found.defined),
-        "timeout_rate": float(any(outcome.timed_out for outcome in found.outcomes)),
-        "reward_seconds_mean": found.seconds,
-        "unsolved_reward_mean": 0.0 if found.passed_all else found.total,
+        "test_fraction": breakdown.test_fraction,
+        "syntax_rate": float(breakdown.syntax > 0),
+        "main_defined_rate": float(entry_point in breakdown.defined),
+        "timeout_rate": float(any(outcome.timed_out for outcome in breakdown.outcomes)),
+        "reward_seconds_mean": breakdown.seconds,
+        "unsolved_reward_mean": 0.0 if breakdown.passed_all else breakdown.total,
     }
-    if not found.helpers:
+    if not breakdown.helpers:
         return values
-    if found.needed is not None:
-        names = (*found.helpers, entry_point)
-        values["teamwork_rate"] = float(set(found.needed) == set(names))
-        if found.passed_all:
+    if breakdown.needed is not None:
+        names = (*breakdown.helpers, entry_point)
+        values["teamwork_rate"] = float(set(breakdown.needed) == set(names))
+        if breakdown.passed_all:
             values |= {
-                f"agent_{i}/needed_rate": float(n in found.needed) for i, n in enumerate(names)
+                f"agent_{i}/needed_rate": float(n in breakdown.needed) for i, n in enumerate(names)
             }
     return values | {
-        "aux_defined_rate": _share(found, found.defined),
-        "aux_called_rate": _share(found, found.called),
-        "aux_ignored_rate": _share(found, found.ignored),
-        "wrapper_rate": float(found.wrapper),
+        "aux_defined_rate": _share(breakdown, breakdown.defined),
+        "aux_called_rate": _share(breakdown, breakdown.called),
+        "aux_ignored_rate": _share(breakdown, breakdown.ignored),
+        "wrapper_rate": float(breakdown.wrapper),
     }
 
 
@@ -55,26 +55,26 @@ def conventions(action: JointAction) -> Conventions | None:
     return Conventions((*followed, expected), expected is not None and expected == followed[0])
 
 
-def described(found: RewardBreakdown) -> dict[str, Any]:
+def described(breakdown: RewardBreakdown) -> dict[str, Any]:
     """Return the breakdown as JSON, reduced to what a reader needs."""
-    problem = found.syntax_error
+    problem = breakdown.syntax_error
     return {
-        "called": list(found.called),
-        "ignored": list(found.ignored),
-        "wrapper": found.wrapper,
-        "lazy": _lazy(found),
+        "called": list(breakdown.called),
+        "ignored": list(breakdown.ignored),
+        "wrapper": breakdown.wrapper,
+        "lazy": _lazy(breakdown),
         "syntax_error": problem and f"line {problem.line}: {problem.message}",
-        "outcomes": [_outcome(outcome) for outcome in found.outcomes],
-        "program": found.program[:MAX_TEXT],
+        "outcomes": [_outcome(outcome) for outcome in breakdown.outcomes],
+        "program": breakdown.program[:MAX_TEXT],
     }
 
 
-def _lazy(found: RewardBreakdown) -> list[str] | None:
+def _lazy(breakdown: RewardBreakdown) -> list[str] | None:
     """Return the roles without whose part the program passes as well; None where not measured."""
-    if found.needed is None or not found.passed_all:
+    if breakdown.needed is None or not breakdown.passed_all:
         return None
-    lazy = [name for name in found.helpers if name not in found.needed]
-    return lazy if set(found.needed) - set(found.helpers) else [*lazy, "main"]
+    lazy = [name for name in breakdown.helpers if name not in breakdown.needed]
+    return lazy if set(breakdown.needed) - set(breakdown.helpers) else [*lazy, "main"]
 
 
 def _outcome(outcome: TestOutcome) -> dict[str, Any]:
@@ -89,5 +89,5 @@ def _outcome(outcome: TestOutcome) -> dict[str, Any]:
     }
 
 
-def _share(found: RewardBreakdown, named: Iterable[str]) -> float:
-    return len(set(found.helpers) & set(named)) / len(found.helpers)
+def _share(breakdown: RewardBreakdown, named: Iterable[str]) -> float:
+    return len(set(breakdown.helpers) & set(named)) / len(breakdown.helpers)

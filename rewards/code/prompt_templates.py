@@ -112,12 +112,12 @@ def of_call(head: str) -> tuple[str, str]:
     """
     (definition,) = ast.parse(f"{head} pass").body
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
-    given = definition.args
-    names = [each.arg for each in (*given.posonlyargs, *given.args)]
-    names += [f"*{given.vararg.arg}"] if given.vararg else []
-    names += [f"{each.arg}={each.arg}" for each in given.kwonlyargs]
-    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    return ast.unparse(given), ", ".join(names)
+    parameters = definition.args
+    names = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    names += [f"*{parameters.vararg.arg}"] if parameters.vararg else []
+    names += [f"{each.arg}={each.arg}" for each in parameters.kwonlyargs]
+    names += [f"**{parameters.kwarg.arg}"] if parameters.kwarg else []
+    return ast.unparse(parameters), ", ".join(names)
 
 
 def _listed(words: list[str]) -> str:

@@ -72,7 +72,7 @@ class _Draft:
     parts: tuple[Contribution | None, ...]  # likewise
     program: str = ""
     problem: SyntaxProblem | None = None
-    given: tuple[tuple[str, ...], str] = ((), "")  # the prompt's imports and functions
+    context: tuple[tuple[str, ...], str] = ((), "")  # the prompt's imports and functions
     job: Job | None = None  # None: scoring stops before the tests
 
     @property
@@ -224,7 +224,7 @@ class CodeReward(Reward):
             for owner, part in zip(draft.names, draft.parts, strict=True)
         ]
         # Without asserts: main may solve the task alone, and only check what a helper returns.
-        code = self._code(join(draft.given, parts), parts, draft.names, asserts=False)
+        code = self._code(join(draft.context, parts), parts, draft.names, asserts=False)
         assert isinstance(code, bytes)
         return [replace(draft.job, code=code, replacement=way) for way in ways]
 
@@ -308,7 +308,7 @@ class CodeReward(Reward):
             test=task.fields["test"],
             entry_point=task.fields["entry_point"],
         )
-        return replace(draft, program=program, given=prompt, job=job)
+        return replace(draft, program=program, context=prompt, job=job)
 
     def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
         """Return the table's terms, from the draft and its program's outcomes."""
@@ -392,7 +392,7 @@ def _use(draft: _Draft, helpers: Sequence[str], outcomes: Sequence[TestOutcome])
     if main is None:
         return MainUse()
     others = (part.reads for part in draft.parts[:-1] if part is not None)
-    reads = frozenset().union(read_names(draft.given[1]), *others)
+    reads = frozenset().union(read_names(draft.context[1]), *others)
     passed = [outcome.entered for outcome in outcomes if outcome.passed]
     if passed:
         helpers = [name for name in helpers if any(name in entered for entered in passed)]

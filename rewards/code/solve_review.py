@@ -34,12 +34,12 @@ async def play(task: Task, agents: Agents) -> Score:
             [{"role": role, "content": text} for role, text in messages]
         )
 
-    asked = chat_prompts.SINGLE.format_map(values)
-    draft = await solve(asked)
+    prompt = chat_prompts.SINGLE.format_map(values)
+    draft = await solve(prompt)
     score = await agents.score({"reviewer": "", "solver": draft})
     if score.passed:
         return score
     review = REVIEW.format(problem=values["problem"], draft=fenced(draft))
     advice = await agents["reviewer"](review)
-    again = await solve(asked, draft, ADVICE.format_map(values | {"advice": advice}))
+    again = await solve(prompt, draft, ADVICE.format_map(values | {"advice": advice}))
     return await agents.score({"reviewer": "", "solver": again})

@@ -61,15 +61,15 @@ def split_check(test: str, entry_point: str) -> Check:
     changes ``xs``). Calling a function that asserts is asserting. Everything else is set-up.
     Raises TestError.
     """
-    found = parse_check(test, entry_point)
-    _compile_all(found.statements)
-    missing = [m for s in found.statements for m in imported(s.node) if not judge_has(m)]
+    check = parse_check(test, entry_point)
+    _compile_all(check.statements)
+    missing = [m for s in check.statements for m in imported(s.node) if not judge_has(m)]
     if missing:
         raise TestError(
             f"its test imports `{missing[0]}`, which tests do not have: they have Python's "
             "standard library, and numpy where it is installed"
         )
-    return found
+    return check
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

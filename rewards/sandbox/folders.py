@@ -34,11 +34,11 @@ def claim() -> tuple[str, int]:
 def sweep() -> None:
     """Remove this user's folders that are empty, or that no process uses any more."""
     with os.scandir(tempfile.gettempdir()) as entries:
-        found = [entry for entry in entries if entry.name.startswith(PREFIX)]
-    for entry in found:
+        folders = [entry for entry in entries if entry.name.startswith(PREFIX)]
+    for entry in folders:
         try:
-            own = entry.stat(follow_symlinks=False).st_uid == os.getuid()
-            if own and entry.is_dir(follow_symlinks=False):
+            is_mine = entry.stat(follow_symlinks=False).st_uid == os.getuid()
+            if is_mine and entry.is_dir(follow_symlinks=False):
                 _sweep(entry.path)
         except FileNotFoundError:
             continue  # another run's sweep was faster

@@ -167,9 +167,9 @@ class _Run:
 
     def _text(self, value: Any, describe: Callable[[Any], str]) -> str:
         """Describe a value on the program's clock: it may be the program's, and large."""
-        found: list[str] = []
-        self.clock.run(lambda: found.append(describe(value)))
-        return found[0] if found else TOO_LONG
+        texts: list[str] = []
+        self.clock.run(lambda: texts.append(describe(value)))
+        return texts[0] if texts else TOO_LONG
 
     def _timeout(self) -> Failure:
         candidate = self.candidate

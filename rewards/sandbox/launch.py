@@ -129,7 +129,7 @@ class Sandbox:
     @property
     def missing(self) -> tuple[str, ...]:
         """The guarantees of the level that this machine cannot provide."""
-        found = {
+        guarantees = {
             "Landlock's rules on files (Linux 5.13)": self.restricts_files
             or self.level != "limits",
             "a seccomp filter on system calls": self.filters_calls,
@@ -137,7 +137,7 @@ class Sandbox:
             "a bound on the number of files (bwrap is installed setuid)": self.counts_files
             or self.level == "limits",
         }
-        return tuple(name for name, there in found.items() if not there)
+        return tuple(name for name, there in guarantees.items() if not there)
 
     def fork(self) -> socket.socket:
         """Return a channel to a fresh process. Raises OSError if the sandbox is gone."""
@@ -208,11 +208,11 @@ class Sandbox:
 def _end_descendants(ancestor: int) -> None:
     """Kill all descendants of a process, until none is left."""
     for _ in range(100):
-        found = _descendants(ancestor)
-        for pid in found:
+        running = _descendants(ancestor)
+        for pid in running:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not running:
             return
 
 
@@ -229,13 +229,13 @@ def _descendants(ancestor: int) -> list[int]:
             )
             if state not in "ZX":
                 children.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
+    descendants: list[int] = []
     pending = [ancestor]
     while pending:
         below = children.get(pending.pop(), [])
-        found += below
+        descendants += below
         pending += below
-    return found
+    return descendants
 
 
 def bubblewrap_command(random_bytes: str) -> list[str]:

@@ -56,12 +56,12 @@ class _Worker:
         program = f"import sys; sys.path += {_folders()!r}; "
         program += f"from {__package__} import judge; judge.main({arguments})"
         environment = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
-        kept = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
+        inherited = {k: os.environ[k] for k in ("PATH", "LD_LIBRARY_PATH") if k in os.environ}
         self.process = subprocess.Popen(
             [os.path.realpath(sys.executable), "-s", "-S", "-B", "-c", program],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
-            env=environment | kept,
+            env=environment | inherited,
             cwd="/",
             start_new_session=True,  # Ctrl-C is the trainer's to handle
             pass_fds=[lock],
@@ -134,15 +134,15 @@ class Pool:
         self.size = workers or available_cores()
         self.timeout, self.memory_mb = timeout, memory_mb
         self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds of a judge for a job
-        self._asked, self._level = isolation, ""
+        self._isolation, self._level = isolation, ""
         self.workers: list[_Worker] = []
 
     @property
     def isolation(self) -> str:
         """The level in use. Warns once of what this machine lacks."""
         if not self._level:
-            self._level = choose(self._asked)
-            _warn_missing(self._asked, self._level)
+            self._level = choose(self._isolation)
+            _warn_missing(self._isolation, self._level)
         return self._level
 
     def run(self, jobs: Iterable[Job]) -> list[tuple[TestOutcome, ...]]:
@@ -264,9 +264,9 @@ def _sources(test: str, entry_point: str) -> tuple[str, ...]:
     return tuple(statement.source for statement in split_check(test, entry_point).tests)
 
 
-def _warn_missing(asked: str, level: str) -> None:
+def _warn_missing(isolation: str, level: str) -> None:
     lacking = list(missing(level))
-    if asked == "auto" and level == "limits":
+    if isolation == "auto" and level == "limits":
         reasons = "; ".join(filter(None, (failure("bubblewrap"), failure("unshare"))))
         reasons = reasons.replace("sandbox.isolation: ", "")
         lacking.insert(0, f"namespaces ({reasons}; {INSTALL})")

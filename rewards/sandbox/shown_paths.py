@@ -35,15 +35,15 @@ def visible_paths() -> list[str]:
 @functools.cache
 def hidden_paths() -> list[str]:
     """Return folders in ``visible_paths`` that hold more than the standard library."""
-    found = []
+    hidden = []
     for top in visible_paths():
         for directory, names, _ in os.walk(top) if not os.path.islink(top) else ():
             for name in {*_HIDDEN} & {*names}:
                 path = os.path.join(directory, name)
                 names.remove(name)
                 if not os.path.islink(path):
-                    found.append(path)
-    return sorted(found)
+                    hidden.append(path)
+    return sorted(hidden)
 
 
 @functools.cache

@@ -147,5 +147,5 @@ def _keep(name: str, value: ast.expr) -> ast.expr:
 def _expecting(value: bool, test: ast.expr) -> ast.expr:
     """Return ``[__expected__ := value] and test``: the list is always true."""
     expected = _keep(EXPECTED, ast.copy_location(ast.Constant(value), test))
-    kept = ast.copy_location(ast.List([expected], ast.Load()), test)
-    return ast.copy_location(ast.BoolOp(ast.And(), [kept, test]), test)
+    always_true = ast.copy_location(ast.List([expected], ast.Load()), test)
+    return ast.copy_location(ast.BoolOp(ast.And(), [always_true, test]), test)

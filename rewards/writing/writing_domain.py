@@ -76,8 +76,8 @@ class WritingDomain(Domain):
         counts = (steps[0].words[0], *(step.words[1] for step in steps))
         for role, count in zip(self.roles(len(counts)), counts, strict=True):
             measured[f"words/{role}"] = [count]
-        known = {name: [v for v in values if v is not None] for name, values in measured.items()}
-        return {name: fmean(values) for name, values in known.items() if values}
+        present = {name: [v for v in values if v is not None] for name, values in measured.items()}
+        return {name: fmean(values) for name, values in present.items() if values}
 
     def described(self, score: Score) -> Mapping[str, Any]:
         return asdict(score.facts) if isinstance(score.facts, Summaries) else {}

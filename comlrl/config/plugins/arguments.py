@@ -38,8 +38,8 @@ def keywords(
         if replacement := getattr(cls, "removed_arguments", {}).get(name):
             raise UserError(f"{key}.{name}: {value!r}; this argument was removed: {replacement}")
         if name not in parameters:
-            known = [n for n in parameters if n not in named]
-            hint = near(name, known, "there are {}")
+            allowed = [n for n in parameters if n not in named]
+            hint = near(name, allowed, "there are {}")
             raise UserError(f"{key}.{name}: unknown argument, given {value!r}; {hint}")
         _check(f"{key}.{name}", value, parameters[name])
     for name, parameter in parameters.items():

@@ -84,21 +84,21 @@ def load(key: str, value: str, folder: Path) -> Target:
     """
     if value == FROM_PYTHON:
         return passed(key)
-    given = f"{key}: {value!r}"
+    setting = f"{key}: {value!r}"
     form = FORM.fullmatch(value)
     if form is None:
-        raise UserError(f"{given} is not of the form module:NAME, e.g. my_work:Mine")
+        raise UserError(f"{setting} is not of the form module:NAME, e.g. my_work:Mine")
     name, attribute = form.groups()
     folder = folder.resolve()
-    module, sources = _imported(given, name, folder)
+    module, sources = _imported(setting, name, folder)
     if not hasattr(module, attribute):
         names = [n for n in vars(module) if not n.startswith("_")]
         hint = near(attribute, names, "it has {}")
-        raise UserError(f"{given}: `{name}` has no `{attribute}`; {hint}")
+        raise UserError(f"{setting}: `{name}` has no `{attribute}`; {hint}")
     return Target(key, value, getattr(module, attribute), sources)
 
 
-def _imported(given: str, name: str, folder: Path) -> tuple[Any, tuple[Source, ...]]:
+def _imported(setting: str, name: str, folder: Path) -> tuple[Any, tuple[Source, ...]]:
     importlib.invalidate_caches()
     try:
         if is_beside(name, folder):
@@ -107,17 +107,17 @@ def _imported(given: str, name: str, folder: Path) -> tuple[Any, tuple[Source, .
         module = importlib.import_module(name)
         return module, on_path(module)
     except UserError as error:
-        raise UserError(f"{given}: {error}") from error
+        raise UserError(f"{setting}: {error}") from error
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{name}.".startswith(f"{missing}."):
             beside = [file.stem for file in folder.glob("*.py")]
             hint = near(name, beside, "there are {} beside it")
             raise UserError(
-                f"{given}: there is no module `{name}` beside the YAML file, in {folder}, or on "
+                f"{setting}: there is no module `{name}` beside the YAML file, in {folder}, or on "
                 f"the Python path; {hint}"
             ) from error
-        raise UserError(f"{given}: importing it raised {described(error, folder)}") from error
+        raise UserError(f"{setting}: importing it raised {described(error, folder)}") from error
 
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
@@ -158,15 +158,15 @@ def check_methods(
             continue
 
 
-def _class(found: Any) -> type:
-    return found if isinstance(found, type) else type(found)
+def _class(obj: Any) -> type:
+    return obj if isinstance(obj, type) else type(obj)
 
 
-def near(name: str, known: Iterable[str], otherwise: str) -> str:
+def near(name: str, names: Iterable[str], otherwise: str) -> str:
     """Return a hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(known) or "none")
+    names = list(names)
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(names) or "none")
 
 
 def described(error: BaseException, where: Path | Iterable[Source]) -> str:

@@ -42,12 +42,12 @@ def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
             raise _TooMuch
     if isinstance(node, ast.BinOp):
         sums.append(node)
-    found = {child: _nodes(child, depth - 1, sums) for child in ast.iter_child_nodes(node)}
+    counts = {child: _nodes(child, depth - 1, sums) for child in ast.iter_child_nodes(node)}
     copied = 0
     if isinstance(node, _TRIES) and node.finalbody:
         exits = sum(isinstance(n, _EXITS) for n in ast.walk(node))
-        copied = (1 + exits) * sum(found[child] for child in node.finalbody)
-    return 1 + sum(found.values()) + copied
+        copied = (1 + exits) * sum(counts[child] for child in node.finalbody)
+    return 1 + sum(counts.values()) + copied
 
 
 def _constants(node: ast.AST) -> int:

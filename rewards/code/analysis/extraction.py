@@ -72,8 +72,8 @@ class Extracted:
         """
         best: dict[str, Function] = {}
         for function in self.functions:
-            known = best.get(function.name)
-            if known is None or function.rank >= known.rank:
+            earlier = best.get(function.name)
+            if earlier is None or function.rank >= earlier.rank:
                 best[function.name] = function
         return best
 
@@ -181,10 +181,10 @@ def _scan(lines: list[str]) -> list[Part]:
             starts, block = _START.match(line), None
             if (starts or _CODE.match(line)) and not nested:
                 block = _Block(lines, index)
-                found = [*_read(block)]
-                parts.extend(found)
-                if found or starts:
-                    end = block.end if found else max(end, block.header)
+                new_parts = [*_read(block)]
+                parts.extend(new_parts)
+                if new_parts or starts:
+                    end = block.end if new_parts else max(end, block.header)
             elif "'''" in line or '"""' in line:
                 block = _Block(lines, index)
                 if parse(block.source):  # else it is not a string

@@ -64,9 +64,9 @@ def main_use(
     """
     names = {node: Names(node) for node in nodes}
     relevant = _relevant(names, entry_point, frozenset(helpers))
-    names = {node: found for node, found in names.items() if node in relevant}
-    bound = frozenset().union(*(found.module_bound for found in names.values()))
-    mentioned = frozenset().union(*(found.module_reads for found in names.values()))
+    names = {node: names[node] for node in names if node in relevant}
+    bound = frozenset().union(*(node_names.module_bound for node_names in names.values()))
+    mentioned = frozenset().union(*(node_names.module_reads for node_names in names.values()))
     there = (mentioned - bound).intersection(helpers)
     if not there:
         return MainUse()
@@ -86,11 +86,11 @@ def _relevant(
 
     Examples and tests beside it are not.
     """
-    reads = {node: found.module_reads - helpers for node, found in names.items()}
+    reads = {node: node_names.module_reads - helpers for node, node_names in names.items()}
     makers: dict[str, list[ast.stmt]] = defaultdict(list)
     readers: dict[str, list[ast.stmt]] = defaultdict(list)
-    for node, found in names.items():
-        for name in found.module_bound:
+    for node, node_names in names.items():
+        for name in node_names.module_bound:
             makers[name].append(node)
         for name in reads[node]:
             readers[name].append(node)
@@ -138,10 +138,10 @@ class _Program:
         reads: frozenset[str],
     ) -> None:
         self.variables: dict[ast.AST, Variable] = {}
-        for found in names.values():
-            self.variables |= found.variables
+        for node_names in names.values():
+            self.variables |= node_names.variables
         self.helpers = helpers
-        self.bound = frozenset().union(*(found.module_bound for found in names.values()))
+        self.bound = frozenset().union(*(node_names.module_bound for node_names in names.values()))
         self.nodes = [node for statement in names for node in ast.walk(statement)]
         self.into: dict[Place, list[ast.AST]] = defaultdict(list)
         for node in self.nodes:

@@ -60,14 +60,16 @@ def main(config: dict[str, Any]) -> NoReturn:
         if os.getuid() == 0:
             confine.give_away(scratch, slot)
         restricted = confine.restrict_files(config["readable"], devices, scratch)
-    own = confine.drop_identity(slot, keep_reading=restricted)
+    unique_user = confine.drop_identity(slot, keep_reading=restricted)
     os.chdir(scratch)
     confine.limit_resources(config["memory_mb"])
     filtered = seccomp.filter_calls()
     _silence()
     flags = restricted, filtered, confine.has_fixed_addresses(), confine.counts_files(scratch)
     os.write(control, READY + bytes(flags))
-    _Zygote(control, channels, scratch, config["cpu_seconds"], own or level != "limits").serve()
+    _Zygote(
+        control, channels, scratch, config["cpu_seconds"], unique_user or level != "limits"
+    ).serve()
 
 
 def _start_again(slot: int) -> None:
@@ -324,8 +326,8 @@ def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]
         if not _CHANGEABLE.isdisjoint(map(type, inputs)):
             after = wire.call(arguments, keywords)
             changed = [arguments, keywords] if after != payload else None
-            for position, given in enumerate(inputs):
-                if value is given:
+            for position, argument in enumerate(inputs):
+                if value is argument:
                     return wire.dumps(["a", position, changed])
         return wire.dumps(["v", value, changed])
     except wire.Unsupported as error:

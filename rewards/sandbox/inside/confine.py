@@ -63,19 +63,19 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
     ``keep_reading`` keeps the right to read any file, for a Python installation that only root
     can reach; Landlock rules must be in force then.
     """
-    own = False
+    unique = False
     keep_reading = keep_reading and os.getuid() == 0
     if os.getuid() == 0:
         _call("prctl", _PR_SET_KEEPCAPS, int(keep_reading), 0, 0, 0)
-        own = _become(FIRST_UID + slot)
-        if not own:
+        unique = _become(FIRST_UID + slot)
+        if not unique:
             _become(_NOBODY)
-    kept = _CAP_DAC_READ_SEARCH if keep_reading else 0
-    capabilities = struct.pack("<6I", kept, kept, 0, 0, 0, 0)
+    rights = _CAP_DAC_READ_SEARCH if keep_reading else 0
+    capabilities = struct.pack("<6I", rights, rights, 0, 0, 0, 0)
     _call("capset", struct.pack("<Ii", 0x20080522, 0), capabilities)
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # no ptrace, no /proc/PID/mem
     die_with_parent()  # a change of user clears it
-    return own
+    return unique
 
 
 def give_away(directory: str, slot: int) -> None:

@@ -132,13 +132,13 @@ def _constant() -> Replacement:
 
 def _elsewhere(helper: Helper) -> Helper:
     """Wrap a helper so that it first answers with its result for other arguments, if any."""
-    asked = False
+    called = False
 
     @functools.wraps(helper)
     def answer(*arguments: Any, **keywords: Any) -> Any:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal called
+        if not called:
+            called = True
             try:
                 others = {name: another(value) for name, value in keywords.items()}
                 return helper(*map(another, arguments), **others)
@@ -178,12 +178,12 @@ def _replacing(make: Callable[[], Replacement]) -> Callable[[Helper], Helper]:
             nonlocal running
             if running:
                 return helper(*arguments, **keywords)
-            running, given = True, [_copied(value) for value in (*arguments, *keywords.values())]
+            running, before = True, [_copied(value) for value in (*arguments, *keywords.values())]
             try:
                 result = helper(*arguments, **keywords)
             finally:
                 running = False
-            return replaced_by(result, given)
+            return replaced_by(result, before)
 
         return replaced
 
