@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> tuple[float, float]:
             cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         lines = (Path(folder) / "run" / METRICS).read_text().splitlines()
-        whole = json.loads((Path(folder) / "run" / SUMMARY).read_text())["wall_seconds"]
+        wall_seconds = json.loads((Path(folder) / "run" / SUMMARY).read_text())["wall_seconds"]
     metrics = [line["metrics"] for line in map(json.loads, lines) if line["phase"] == "train"]
-    seconds = [one["step_seconds"] for one in metrics]
-    return statistics.median(seconds[1:]), (whole - sum(seconds)) / 2  # before and after
+    seconds = [step["step_seconds"] for step in metrics]
+    return statistics.median(seconds[1:]), (wall_seconds - sum(seconds)) / 2  # before and after
 
 
 def main() -> None:
@@ -70,14 +70,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    runs_of: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for _ in range(options.rounds):
-        for busy, runs in found.items():
+        for busy, runs in runs_of.items():
             with neighbor(busy):
                 runs.append(run(options))
             print("busy" if busy else "quiet", runs[-1], file=sys.stderr, flush=True)
     quiet, beside = (
-        [statistics.median(part) for part in zip(*runs, strict=True)] for runs in found.values()
+        [statistics.median(part) for part in zip(*runs, strict=True)] for runs in runs_of.values()
     )
     rows = [
         [name, f"{alone:.2f}", f"{other:.2f}", f"{other / alone:.2f}"]

@@ -120,7 +120,7 @@ def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
         ("growing", "static") if device == "cpu" else ("growing", "static", "graphs")
     )
     for rows in (8,) if tiny else (8, 32, 128):
-        asked = [
+        requests_N = [
             [
                 Request(
                     tuple(range(2 + p, 2 + p + length)), tuple((i, p, g) for g in range(siblings))
@@ -132,7 +132,9 @@ def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
         for way in ways:
             generator = Generator(agents, decoding=way)
             sampling = Sampling(1.0, tokens, top_p=0.9)
-            taken = seconds(partial(generator.sample, asked, sampling), device, 1 if tiny else 2)
+            taken = seconds(
+                partial(generator.sample, requests_N, sampling), device, 1 if tiny else 2
+            )
             what = f"decoding step, {rows} rows, {way}, ms"
             yield {"what": what, "value": taken / tokens * 1e3}
 

@@ -100,7 +100,7 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
         recorder = run.loop.log.logger = Recorder()
         trainer.train()
         run.reward.close()
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for (metrics, trees), reward in list(zip(recorder.steps, waited, strict=True))[warm:]:
         step = metrics["step_seconds"]
         rollout = step * metrics["time/rollout_share"]
@@ -109,10 +109,10 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
             "step": step, "passed": passed(trees, 4 if run.team.full else 3),
         }  # fmt: skip
         for name, value in parts.items():
-            found.setdefault(name, []).append(value)
+            times.setdefault(name, []).append(value)
     model = run.team.agents[0].model
     inner = [p for n, p in model.named_parameters() if "lora_" not in n and "embed" not in n]
-    medians = {name: statistics.median(values) for name, values in found.items()}
+    medians = {name: statistics.median(values) for name, values in times.items()}
     operations = 2 * medians["passed"] * sum(p.numel() for p in inner)
     return medians | {"limit": operations / product_rate(model.dtype)}
 
@@ -124,8 +124,8 @@ def passed(trees: Any, passes: int) -> float:
     activations and to weights).
     """
     turns = [turn for tree in trees for node in tree.nodes for turn in node.agents_N]
-    own = sum(len(t.prompt_ids) + sum(len(c.token_ids) for c in t.completions_G) for t in turns)
-    return float(passes * own)
+    tokens = sum(len(t.prompt_ids) + sum(len(c.token_ids) for c in t.completions_G) for t in turns)
+    return float(passes * tokens)
 
 
 def product_rate(dtype: torch.dtype) -> float:

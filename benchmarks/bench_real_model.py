@@ -77,9 +77,13 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
     from comlrl.trainers.launch.wiring.assembly import build_sampler
     from comlrl.types import Request, Sampling
 
-    given = ["--config", "configs/magrpo_quickstart.yaml"]
-    given += ["--override", f"agent_model.name={folder}", f"agent_model.torch_dtype={PRECISION}"]
-    config, _, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", given))
+    arguments = ["--config", "configs/magrpo_quickstart.yaml"]
+    arguments += [
+        "--override",
+        f"agent_model.name={folder}",
+        f"agent_model.torch_dtype={PRECISION}",
+    ]
+    config, _, _ = command_line.resolve("magrpo", command_line.parse_arguments("magrpo", arguments))
     _, sampler = build_sampler(config, build_team(config, reference=False, device="cpu"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tasks = peer_job(argparse.Namespace(device="cpu"), ROWS)["tasks"]
@@ -106,15 +110,15 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
         "ours": lambda: sampled(None),
         "ours, top_p 0.95": lambda: sampled(0.95),
     }
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):  # the first compiles products of new shapes
         for name, contender in contenders.items():
             began = time.monotonic()
             contender()
-            found[name].append(time.monotonic() - began)
-    base = statistics.median(found["transformers' generate"][1:])
+            times[name].append(time.monotonic() - began)
+    base = statistics.median(times["transformers' generate"][1:])
     rows = []
-    for name, seconds in found.items():
+    for name, seconds in times.items():
         median = statistics.median(seconds[1:])
         span = f"{min(seconds[1:]):.1f}–{max(seconds[1:]):.1f}"
         rows.append(
@@ -161,12 +165,12 @@ def whole_steps(folder: str, options: argparse.Namespace) -> None:
         },
     ]
     for contenders in groups:
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        measurements: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         for _ in range(options.rounds):
             for name, contender in contenders.items():
-                found[name].append(contender())
-                print(f"{name}: {found[name][-1]}", file=sys.stderr, flush=True)
-        show(found)
+                measurements[name].append(contender())
+                print(f"{name}: {measurements[name][-1]}", file=sys.stderr, flush=True)
+        show(measurements)
         print(flush=True)
 
 

@@ -47,8 +47,8 @@ def make_endless(folder: Path, width: int, layers: int) -> int:
     words = tokenizer["model"]["vocab"]
     free = set(range(VOCABULARY)) - set(words.values())
     words |= {f"w{i}": i for i in free} | {"<|never|>": VOCABULARY}
-    kept = next(token for token in tokenizer["added_tokens"] if token["content"] == "<|end|>")
-    tokenizer["added_tokens"].append(kept | {"id": VOCABULARY, "content": "<|never|>"})
+    end_token = next(token for token in tokenizer["added_tokens"] if token["content"] == "<|end|>")
+    tokenizer["added_tokens"].append(end_token | {"id": VOCABULARY, "content": "<|never|>"})
     file.write_text(json.dumps(tokenizer))
     settings.write_text(json.dumps(tokenizer_config | {"eos_token": "<|never|>"}))
     return parameters
@@ -116,18 +116,18 @@ def main() -> None:
             "ours, all weights (default)": lambda: ours(folder, options, "lora.enabled=false"),
             "ours, LoRA (default)": lambda: ours(folder, options),
         }
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        measurements: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         for _ in range(options.rounds):
             for name, contender in contenders.items():
                 began = time.monotonic()
-                found[name].append(contender())
+                measurements[name].append(contender())
                 seconds = time.monotonic() - began
-                print(f"{name}: {found[name][-1]} ({seconds:.0f} s)", file=sys.stderr)
+                print(f"{name}: {measurements[name][-1]} ({seconds:.0f} s)", file=sys.stderr)
     print(f"model of {parameters / 1e6:.0f}M parameters, {options.tasks} tasks × G = {GENERATIONS}")
-    show(found)
+    show(measurements)
 
 
-def show(found: dict[str, list[dict[str, float]]]) -> None:
+def show(measurements: dict[str, list[dict[str, float]]]) -> None:
     """Print a table: medians over rounds, tokens per second with their range; empty: unknown."""
     print(
         "| contender | tokens/s (span) | ratio | generation, s | update, s | tokens a completion | "
@@ -135,11 +135,11 @@ def show(found: dict[str, list[dict[str, float]]]) -> None:
     )
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        for name, runs in found.items()
+        for name, runs in measurements.items()
     }
     base = next(iter(medians.values()))
     for name, median in medians.items():
-        span = sorted(run["tokens"] for run in found[name])
+        span = sorted(run["tokens"] for run in measurements[name])
         seconds = [f"{median[p]:.1f}" if p in median else "" for p in ("generation", "update")]
         print(
             f"| {name} | {median['tokens']:.1f} ({span[0]:.1f}–{span[-1]:.1f}) | "

@@ -72,8 +72,8 @@ def trained(
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         summary = json.loads((run / "summary.json").read_text())
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
-    return found, summary["train"]["peak_memory_mb"]
+    metrics = [line["metrics"] for line in lines if line["phase"] == "train"][1:]
+    return metrics, summary["train"]["peak_memory_mb"]
 
 
 def ours(arguments: argparse.Namespace, *overrides: str, algorithm: str = "magrpo") -> dict:
@@ -236,24 +236,29 @@ def rates(arguments: argparse.Namespace) -> None:
         ),
         "ours GRPO, 1 agent, LoRA, bfloat16": lambda: ours(arguments, half, algorithm="grpo"),
     }
-    found: dict[str, list[dict]] = {name: [] for name in contenders}
+    measurements: dict[str, list[dict]] = {name: [] for name in contenders}
     for _ in range(arguments.rounds):
         for name, contender in contenders.items():
             started = time.monotonic()
-            found[name].append(contender())
+            measurements[name].append(contender())
             seconds = time.monotonic() - started
-            print(f"{name}: {found[name][-1]['tokens']:.0f}/s ({seconds:.0f} s)", file=sys.stderr)
+            print(
+                f"{name}: {measurements[name][-1]['tokens']:.0f}/s ({seconds:.0f} s)",
+                file=sys.stderr,
+            )
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        for name, runs in found.items()
+        for name, runs in measurements.items()
     }
-    ratios = ratios_of({name: [run["tokens"] for run in runs] for name, runs in found.items()})
+    ratios = ratios_of(
+        {name: [run["tokens"] for run in runs] for name, runs in measurements.items()}
+    )
     print(
         "| contender | tokens/s (span) | to the other's faster form, in a round (span) | "
         "tokens a completion | joint actions/s | peak memory, MB |\n|---|---|---|---|---|---|"
     )
     for name, median in medians.items():
-        span = sorted(run["tokens"] for run in found[name])
+        span = sorted(run["tokens"] for run in measurements[name])
         times = sorted(ratios[name])
         print(
             f"| {name} | {median['tokens']:.0f} ({span[0]:.0f}–{span[-1]:.0f}) | "
@@ -269,13 +274,13 @@ def ratios_of(rates: dict[str, list[float]]) -> dict[str, list[float]]:
     more between rounds than within one.
     """
     others = {"2 agents": "peer, ", "1 agent": "TRL GRPO, "}
-    found = {}
-    for name, own in rates.items():
+    ratios = {}
+    for name, rate_R in rates.items():
         agents = name.split(", ")[1]
         two = [runs for each, runs in rates.items() if each.startswith(others[agents] + agents)]
         other = max(two, key=statistics.median)
-        found[name] = [mine / theirs for mine, theirs in zip(own, other, strict=True)]
-    return found
+        ratios[name] = [mine / theirs for mine, theirs in zip(rate_R, other, strict=True)]
+    return ratios
 
 
 if __name__ == "__main__":

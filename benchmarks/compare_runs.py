@@ -54,24 +54,28 @@ def evaluated(what: str, key: int, options: argparse.Namespace) -> dict[str, Any
 
 def noise(rewards: Sequence[Sequence[float]]) -> float:
     """Return s: the standard deviation between keys, pooled over the compared results."""
-    return math.sqrt(statistics.fmean(statistics.variance(own) for own in rewards))
+    return math.sqrt(
+        statistics.fmean(statistics.variance(contender_rewards) for contender_rewards in rewards)
+    )
 
 
-def mean(found: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
+def mean(evaluations: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
     """Return the mean over the keys."""
-    return statistics.fmean(one[section][key] for one in found)
+    return statistics.fmean(evaluation[section][key] for evaluation in evaluations)
 
 
-def row(name: str, found: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
+def row(name: str, evaluations: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
     """Return a table row. ``budget``: FLOPs of an answer of the most expensive contender."""
-    flops, samples = mean(found, "budget", "flops_per_answer"), found[0]["samples"]
+    flops, samples = mean(evaluations, "budget", "flops_per_answer"), evaluations[0]["samples"]
     k = math.ceil(budget / flops - 1e-9)
-    equal = f"{mean(found, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"
-    each = ", ".join(f"{one['metrics']['reward_mean']:.2f}" for one in found)
+    equal = (
+        f"{mean(evaluations, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"
+    )
+    each = ", ".join(f"{evaluation['metrics']['reward_mean']:.2f}" for evaluation in evaluations)
     return [
-        name, each, f"{mean(found, 'metrics', 'reward_mean'):.2f}",
-        f"{mean(found, 'metrics', 'pass@1'):.2f}",
-        equal, f"{mean(found, 'budget', 'tokens_per_answer'):.0f}", f"{flops / 1e6:.0f}M",
+        name, each, f"{mean(evaluations, 'metrics', 'reward_mean'):.2f}",
+        f"{mean(evaluations, 'metrics', 'pass@1'):.2f}",
+        equal, f"{mean(evaluations, 'budget', 'tokens_per_answer'):.0f}", f"{flops / 1e6:.0f}M",
     ]  # fmt: skip
 
 
@@ -87,14 +91,14 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.keys) < 2:
         parser.error("--keys: noise is what differs between keys; give two or more")
-    found = {w: [evaluated(w, key, options) for key in options.keys] for w in options.what}
-    rewards = {w: [one["metrics"]["reward_mean"] for one in own] for w, own in found.items()}
-    budget = max(mean(own, "budget", "flops_per_answer") for own in found.values())
+    evaluations = {w: [evaluated(w, key, options) for key in options.keys] for w in options.what}
+    rewards = {w: [one["metrics"]["reward_mean"] for one in own] for w, own in evaluations.items()}
+    budget = max(mean(own, "budget", "flops_per_answer") for own in evaluations.values())
     head = [
         "", "mean reward with each key", "mean", "pass@1", "pass@k at equal FLOPs",
         "tokens an answer", "FLOPs an answer",
     ]  # fmt: skip
-    print(table(head, [row(w, own, budget) for w, own in found.items()]))
+    print(table(head, [row(w, own, budget) for w, own in evaluations.items()]))
     s = noise(list(rewards.values()))
     floor = 2 * s * math.sqrt(2 / len(options.keys))
     print(f"s = {s:.3f}; noise floor of a difference of means over {len(options.keys)} keys: "
@@ -103,7 +107,7 @@ def main() -> None:
     rows = [
         [f"{b} − {a}", f"{means[b] - means[a]:+.3f}",
          "yes" if abs(means[b] - means[a]) > floor else "no"]
-        for a, b in itertools.combinations(found, 2)
+        for a, b in itertools.combinations(evaluations, 2)
     ]  # fmt: skip
     print(table(["difference", "mean reward", "larger than the noise"], rows))
 

@@ -68,8 +68,11 @@ Run = dict[str, list[float]]  # of each evaluation: env_steps, tokens, and its m
 def train(comparison: str, name: str, seed: int, options: argparse.Namespace) -> Path:
     """Train one run of a comparison and return its folder."""
     file, overrides = COMPARISONS[comparison][name]
-    own = algorithm(file)
-    measured = {f"{own}.eval_interval": options.every, f"{own}.eval_answers": options.answers}
+    section = algorithm(file)
+    measured = {
+        f"{section}.eval_interval": options.every,
+        f"{section}.eval_answers": options.answers,
+    }
     folder = options.out.resolve() / f"{comparison}_{name.replace(' ', '_')}_{seed}"
     return trained(file, folder, seed, options.env_steps, overrides | measured)
 
@@ -89,15 +92,15 @@ def trained(
     """
     if (folder / SUMMARY).exists():
         return folder
-    own = algorithm(file)
+    name = algorithm(file)
     overrides = {
         "seed": seed, "output.dir": str(folder), "output.save_final_model": False,
-        f"{own}.max_steps": None, f"{own}.max_env_steps": env_steps,
-        f"{own}.lr_scheduler": "linear",
+        f"{name}.max_steps": None, f"{name}.max_env_steps": env_steps,
+        f"{name}.lr_scheduler": "linear",
     } | overrides  # fmt: skip
     subprocess.run(
         [
-            sys.executable, f"train_{own}.py", "--config", f"configs/{file}.yaml", "--override",
+            sys.executable, f"train_{name}.py", "--config", f"configs/{file}.yaml", "--override",
             *(f"{key}={json.dumps(value)}" for key, value in overrides.items()),
         ],
         cwd=ROOT, check=True, stdout=subprocess.DEVNULL,
@@ -111,13 +114,13 @@ def read(folder: Path) -> Run:
     sampled = accumulate(
         line["metrics"]["tokens"] if line["phase"] == "train" else 0 for line in lines
     )
-    found: Run = {}
+    run: Run = {}
     for line, tokens in zip(lines, sampled, strict=True):
         if line["phase"] == "eval":
             values = {"env_steps": line["step"], "tokens": tokens} | line["metrics"]
             for name, value in values.items():
-                found.setdefault(name, []).append(value)
-    return found
+                run.setdefault(name, []).append(value)
+    return run
 
 
 def at(run: Run, axis: str, place: float) -> float:
@@ -159,8 +162,8 @@ def draw(runs: dict[str, list[Run]], path: Path) -> None:
     for axis, key, label in zip(
         axes, ("env_steps", "tokens"), ("scored joint actions", "sampled tokens"), strict=True
     ):
-        for number, (name, own) in enumerate(runs.items()):
-            for seed, run in enumerate(own):
+        for number, (name, seed_runs) in enumerate(runs.items()):
+            for seed, run in enumerate(seed_runs):
                 axis.plot(run[key], run["reward_mean"], color=f"C{number}", alpha=0.75,
                           marker=".", label=None if seed else name)  # fmt: skip
         axis.set_xlabel(label)
@@ -189,13 +192,14 @@ def main() -> None:
             runs[name].append(read(train(options.comparison, name, seed, options)))
             print(name, seed, runs[name][-1]["reward_mean"], file=sys.stderr, flush=True)
     steps, tokens = (
-        min(run[key][-1] for own in runs.values() for run in own) for key in ("env_steps", "tokens")
+        min(run[key][-1] for seed_runs in runs.values() for run in seed_runs)
+        for key in ("env_steps", "tokens")
     )
     head = [
         options.comparison, "start → end of each seed", f"at {steps:,} scored",
         f"at {tokens:,.0f} tokens", "tokens", "match at the end", "what aux writes most",
     ]  # fmt: skip
-    print(table(head, [row(name, own, steps, tokens) for name, own in runs.items()]))
+    print(table(head, [row(name, seed_runs, steps, tokens) for name, seed_runs in runs.items()]))
     print(
         f"\nSeeds: {', '.join(map(str, options.seeds))}; 64 tasks, answers to each: "
         f"{options.answers}; mean ± deviation of the seeds."

@@ -130,7 +130,7 @@ class TableSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        return [[self._completions(request) for request in own] for own in requests_N]
+        return [[self._completions(request) for request in requests] for requests in requests_N]
 
     def _completions(self, request: Request) -> tuple[Completion, ...]:
         chances = self.table_DA[request.prompt_ids[0] - 1].cumsum()
@@ -238,11 +238,11 @@ def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
     actions = len(decisions.numbered) // game.holders
     values.of_completion.update(enumerate(torch.tensor(own_N * actions).split(1)))
     for agent in range(game.holders):
-        found, _ = advantages_of(
+        advantages, _ = advantages_of(
             decisions.chains([agent]), decisions.reward, values, None,
             gamma_token=1.0, discount=1.0, gae_lambda=0.95,
         )  # fmt: skip
-        for number, advantage in found.of_completion.items():
+        for number, advantage in advantages.of_completion.items():
             credit[0, number // game.holders, agent] = float(advantage)
     return credit
 
@@ -261,8 +261,10 @@ def scored(tree: Tree) -> Iterator[tuple[int, int]]:
 def path(tree: Tree, s: int, k: int) -> list[tuple[int, int]]:
     """Return, for each agent, the node and index of its completion in a joint action."""
     node = tree.nodes[s]
-    own = [(s, g) for g in node.joint_actions_K[k]]
-    return own if node.first_agent == 0 else [*path(tree, node.parent, node.parent_action), *own]
+    places = [(s, g) for g in node.joint_actions_K[k]]
+    return (
+        places if node.first_agent == 0 else [*path(tree, node.parent, node.parent_action), *places]
+    )
 
 
 # --------------------------------------------------------------------------- the comparison
@@ -326,12 +328,12 @@ def fidelity(game: Game, setting: Setting, trees: int) -> Fidelity:
         for s, k in drawn.sample(actions, min(COMPARED, len(actions))):
             exact = exact_worth(game, tree, s, k)
             for agent in range(game.holders):
-                if (given := credit.get((s, k, agent))) is not None:
-                    own = (exact.difference, exact.shapley, exact.advantage)
-                    pairs.append((given, *(float(part[agent]) for part in own)))
+                if (estimate := credit.get((s, k, agent))) is not None:
+                    exact_values = (exact.difference, exact.shapley, exact.advantage)
+                    pairs.append((estimate, *(float(part[agent]) for part in exact_values)))
         cosines += gradient_cosines(game, tree, credit)
-    found, *exact_C = zip(*pairs, strict=True)
-    difference, shapley, advantage = (rank_correlation(found, each) for each in exact_C)
+    estimate_C, *exact_C = zip(*pairs, strict=True)
+    difference, shapley, advantage = (rank_correlation(estimate_C, each) for each in exact_C)
     count = statistics.fmean(sum(1 for _ in scored(tree)) for tree in grown)
     return Fidelity(
         scored=count,
@@ -365,10 +367,10 @@ def gradient_cosines(game: Game, tree: Tree, credit: Credit) -> Iterator[float]:
         answers[:, agent] = np.eye(DIGITS)
         value_A = expected(answers)
         exact = chance_A * (value_A - chance_A @ value_A)
-        found = weight_NA[agent] - chance_A * weight_NA[agent].sum()
-        norms = np.linalg.norm(exact) * np.linalg.norm(found)
+        estimate = weight_NA[agent] - chance_A * weight_NA[agent].sum()
+        norms = np.linalg.norm(exact) * np.linalg.norm(estimate)
         if np.linalg.norm(exact) > 1e-9:
-            yield float(exact @ found / norms) if norms > 1e-12 else 0.0
+            yield float(exact @ estimate / norms) if norms > 1e-12 else 0.0
 
 
 def main() -> None:
@@ -390,9 +392,9 @@ def main() -> None:
             )
             if count > MOST_SCORED or (holders == 2 and shape.joint_mode == "counterfactual"):
                 continue  # too many; or the same as cross
-            found = fidelity(game, setting, options.trees)
-            numbers = (found.difference, found.shapley, found.advantage, found.cosine)
-            body.append([setting.name, round(found.scored), *(f"{n:.2f}" for n in numbers)])
+            measured = fidelity(game, setting, options.trees)
+            numbers = (measured.difference, measured.shapley, measured.advantage, measured.cosine)
+            body.append([setting.name, round(measured.scored), *(f"{n:.2f}" for n in numbers)])
             print(*body[-1], sep="\t", file=sys.stderr, flush=True)
         print(f"\n{holders} holders, honesty {honesty:g}\n\n{table(head, body)}")
 

@@ -135,9 +135,9 @@ def objective(reads: str, players: Players, inference: InferenceNet, batch: Batc
     """Return the encoder's objective: V_I of what it ``reads``, or the drawn latents' surrogate."""
     mu, sigma = players.latents(batch.seen_SND)
     if reads:
-        own = mu + sigma * batch.epsilon_SNK if reads == "drawn" else mu
+        latent = mu + sigma * batch.epsilon_SNK if reads == "drawn" else mu
         with frozen(inference):
-            return inference(batch.seen_SND, own, sigma).mean()
+            return inference(batch.seen_SND, latent, sigma).mean()
     now = latent_logprob(batch.drawn_SNK, mu, sigma)[..., None]
     old = latent_logprob(batch.drawn_SNK, batch.mu_SNK, batch.sigma_SNK)[..., None]
     return -clipped_policy(now, old, batch.gain_SG[:, None], CLIP).mean()
@@ -178,8 +178,8 @@ def learn(way: tuple[str, int] | None, seed: int, steps: int) -> tuple[float, fl
             climbed = objective(way[0], players, inference, batch)
             if epoch == 0 and step % 10 == 0:
                 truth = gradient(players.expected(batch.seen_SND, batch.kind_S, 64), encoder)
-                own = gradient(climbed, encoder)
-                cosines.append(float(torch.cosine_similarity(own, truth, dim=0)))
+                estimate = gradient(climbed, encoder)
+                cosines.append(float(torch.cosine_similarity(estimate, truth, dim=0)))
             descend("encoder", -climbed)
             if way[0]:
                 *read_of_all, paid_P = (torch.cat(parts) for parts in zip(*past, strict=True))
@@ -198,10 +198,10 @@ def main() -> None:
     options = parser.parse_args()
     body = []
     for name, way in WAYS.items():
-        found = [learn(way, seed, options.steps) for seed in range(options.seeds)]
+        runs = [learn(way, seed, options.steps) for seed in range(options.seeds)]
         cells = [
             f"{statistics.fmean(part):.2f} ± {statistics.stdev(part) / len(part) ** 0.5:.2f}"
-            for part in zip(*found, strict=True)
+            for part in zip(*runs, strict=True)
         ]
         body.append([name, *cells] if way else [name, "", cells[1]])
         print(body[-1], file=sys.stderr, flush=True)

@@ -33,7 +33,9 @@ def main() -> None:
     torch.manual_seed(job["seed"])
     torch.set_num_threads(job["threads"])
     reward = getattr(plain_reward, job.get("reward", "reward"))
-    worker = asked(job["reward_command"], job["folder"]) if "reward_command" in job else None
+    worker = (
+        process_reward(job["reward_command"], job["folder"]) if "reward_command" in job else None
+    )
     clock = getattr(time, job.get("clock", "monotonic"))  # of ``seconds``
     rewards: list[float] = []
     ended: list[float] = []
@@ -111,7 +113,7 @@ def made(job: dict, reward_func: Callable[..., list[float]]) -> Any:
     return trainer
 
 
-def asked(command: list[str], folder: str) -> Any:
+def process_reward(command: list[str], folder: str) -> Any:
     """Return a reward computed by a process in ``folder``.
 
     It receives a JSON line for a task's completions and answers with a line of rewards.
@@ -139,18 +141,18 @@ def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:
     lengths: list[int] = []
     spans: list[tuple[str, float, float]] = []
 
-    def counted(*given: Any, **named: Any) -> dict:
+    def counted(*arguments: Any, **keywords: Any) -> dict:
         began = time.monotonic()
-        data = generate(*given, **named)
+        data = generate(*arguments, **keywords)
         spans.append(("generation", began, time.monotonic()))
         for tokens in data["completion_input_ids"][0]:
             ids = tokens.tolist()
             lengths.append(ids.index(end) + 1 if end in ids else len(ids))
         return data
 
-    def timed(*given: Any) -> None:
+    def timed(*arguments: Any) -> None:
         began = time.monotonic()
-        update(*given)
+        update(*arguments)
         spans.append(("update", began, time.monotonic()))
 
     trainer._generate_completions, trainer._update_from_samples = counted, timed

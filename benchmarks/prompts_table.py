@@ -118,7 +118,7 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
     helper, main, prefill = WORDINGS[wording]
     stop = ["```"] if prefill else []  # the end of the block that the prefill has opened
-    given = {
+    settings = {
         "agent_model.name": options.model,
         "dataset.name": options.data,
         "dataset.eval_split": options.split,
@@ -126,7 +126,7 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         "magrpo.temperature": options.temperature,
         "agent_model.stop": stop,
     }
-    items = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    items = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     texts = {"aux": helper, "main": main, "prefill": prefill}
     items += [f"prompts.{key}={text}" for key, text in texts.items()]  # taken as they stand
     config = str(ROOT / "configs" / "magrpo_quickstart.yaml")
@@ -162,10 +162,10 @@ def read(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return list(files.read_lines(file))
 
 
-def row(wording: str, found: Sequence[Mapping[str, Any]]) -> list[object]:
+def row(wording: str, answers: Sequence[Mapping[str, Any]]) -> list[object]:
     cells: list[object] = [wording]
     for metric, times in COLUMNS.values():
-        mean = times * sum(each[metric] for each in found) / len(found)
+        mean = times * sum(each[metric] for each in answers) / len(answers)
         cells.append(f"{mean:.0f} %" if times == 100 else f"{mean:.3g}")
     return cells
 

@@ -72,28 +72,28 @@ def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
     labels = itertools.groupby(read_lines(folder / PREFERENCES), key=lambda line: line["round"])
     rounds = [[c for line in lines for c in line["candidates"]] for _, lines in labels]
     per_round = len(train) // len(rounds)
-    found = []
+    round_points = []
     for index, candidates in enumerate(rounds):
         steps = train[index * per_round : (index + 1) * per_round]
         labelled = sum(len(ids) for candidate in candidates for ids in candidate["token_ids"])
-        found.append(
+        round_points.append(
             Point(
                 reward=statistics.fmean(candidate["reward"] for candidate in candidates),
                 tokens=labelled + sum(m.get("tokens", 0) for m in steps),
                 seconds=sum(m["step_seconds"] for m in steps),
             )
         )
-    return found
+    return round_points
 
 
-def curve(name: str, number: int, found: Sequence[Point], minutes: float | None) -> Series:
+def curve(name: str, number: int, points: Sequence[Point], minutes: float | None) -> Series:
     """Return the training reward by sampled tokens, in thousands, or by minutes of the run."""
     if minutes is None:
-        costs = [point.tokens / 1000 for point in found]
+        costs = [point.tokens / 1000 for point in points]
     else:
-        whole = sum(point.seconds for point in found)
-        costs = [minutes * point.seconds / whole for point in found]
-    return Series(name, list(itertools.accumulate(costs)), [p.reward for p in found], number)
+        total_seconds = sum(point.seconds for point in points)
+        costs = [minutes * point.seconds / total_seconds for point in points]
+    return Series(name, list(itertools.accumulate(costs)), [p.reward for p in points], number)
 
 
 def main() -> None:
@@ -104,12 +104,12 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     rows, by_tokens, by_minutes = [], [], []
-    for number, given in enumerate(options.runs):
-        name, _, place = given.partition("=")
+    for number, argument in enumerate(options.runs):
+        name, _, place = argument.partition("=")
         folder, _, minutes = place.partition(":")
         lines = list(read_lines(Path(folder) / METRICS))
-        found = [line["metrics"] for line in lines if line["phase"] == "eval"]
-        rows += [row(f"{name}, start", found[0]), row(f"{name}, end", found[-1])]
+        evaluations = [line["metrics"] for line in lines if line["phase"] == "eval"]
+        rows += [row(f"{name}, start", evaluations[0]), row(f"{name}, end", evaluations[-1])]
         train = [
             line["metrics"]
             for line in lines

@@ -76,16 +76,16 @@ def row(name: str, seeds: Sequence[int], runs: Sequence[dict[str, float]]) -> li
 
     These are the initial median, every seed's final reward, and the longest run.
     """
-    ends = [one["end"] for one in runs]
+    ends = [run["end"] for run in runs]
     least = min(ends)
     return [
         f"`{name}`",
-        f"{statistics.median(one['start'] for one in runs):.2f}",
+        f"{statistics.median(run['start'] for run in runs):.2f}",
         f"{statistics.median(ends):.2f}",
         f"{least:.2f} (seed {seeds[ends.index(least)]})",
         f"{max(ends):.2f}",
         ", ".join(f"{end:.2f}" for end in ends),
-        f"{max(one['seconds'] for one in runs):.0f} s",
+        f"{max(run['seconds'] for run in runs):.0f} s",
     ]
 
 
@@ -110,12 +110,12 @@ def main() -> None:
     options = parse()
     jobs = [(name, seed) for name in options.only for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = dict(
+        results = dict(
             zip(jobs, pool.map(lambda job: run(job[0], job[1], options), jobs), strict=True)
         )
     head = ["quickstart", "start", "median", "least", "most", "end of each seed", "longest run"]
     rows = [
-        row(name, options.seeds, [found[name, seed] for seed in options.seeds])
+        row(name, options.seeds, [results[name, seed] for seed in options.seeds])
         for name in options.only
     ]
     print(table(head, rows))

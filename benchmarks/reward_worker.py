@@ -26,8 +26,8 @@ from comlrl.types import JointAction
 
 def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:
     """Return a configuration of MAGRPO, and its work with prompts for the models that it names."""
-    given = command_line.parse_arguments("magrpo", ["--config", file, "--override", *overrides])
-    config, work, _ = command_line.resolve("magrpo", given)
+    arguments = command_line.parse_arguments("magrpo", ["--config", file, "--override", *overrides])
+    config, work, _ = command_line.resolve("magrpo", arguments)
     return config, work.read_by([agent.encoder for agent in agents_at_hand(config, [])])
 
 
@@ -38,12 +38,12 @@ def main() -> None:
     reward = work.build_reward()
     try:
         for line in sys.stdin:
-            asked = json.loads(line)
-            task = tasks[asked["task"]]
+            job = json.loads(line)
+            task = tasks[job["task"]]
             begun_N = [work.prompts.prefill(task, agent, agents) for agent in range(agents)]
             actions = [
                 JointAction(task, tuple(map(str.__add__, begun_N, (ended(t, stop) for t in texts))))
-                for texts in asked["completions"]
+                for texts in job["completions"]
             ]
             print(json.dumps([score.value for score in reward.score(actions)]), flush=True)
     finally:

@@ -63,20 +63,20 @@ class Problem:
 
     def examples(self) -> Iterable[tuple[str, object]]:
         docstring = ast.get_docstring(self.function) or ""
-        for found in re.finditer(EXAMPLE.format(re.escape(self.name)), docstring):
+        for match in re.finditer(EXAMPLE.format(re.escape(self.name)), docstring):
             try:
-                given = ast.literal_eval(f"({found['call']},)")
-                answer = found["answer"].split("#")[0].strip().rstrip(".")
-                yield repr(given), ast.literal_eval(answer)
+                arguments = ast.literal_eval(f"({match['call']},)")
+                answer = match["answer"].split("#")[0].strip().rstrip(".")
+                yield repr(arguments), ast.literal_eval(answer)
             except (SyntaxError, ValueError, TypeError):
                 continue  # words
 
     def solved(self) -> str:
         body = ast.parse(self.solution).body
-        own = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == self.name)
-        start = 1 if ast.get_docstring(own) else 0
+        definition = next(n for n in body if isinstance(n, ast.FunctionDef) and n.name == self.name)
+        start = 1 if ast.get_docstring(definition) else 0
         show = f"if aux({', '.join(self.parameters)}): pass"
-        own.body[start:start] = ast.parse(show).body
+        definition.body[start:start] = ast.parse(show).body
         return "\n".join(map(ast.unparse, body))
 
 

@@ -79,8 +79,8 @@ def reference() -> str:
     ]
     for name, cls in configs.SECTIONS.items():
         parts += [f"## `{name}`\n", _description(cls)]
-        own = _own(cls, COMMON)
-        parts += [table(own)] if own else []
+        additional = _additional_keys(cls, COMMON)
+        parts += [table(additional)] if additional else []
     parts += ["## Older spellings\n", _older(), "## Older flags\n", _flags()]
     return "\n".join(parts)
 
@@ -92,7 +92,7 @@ def _description(cls: type) -> str:
     return "\n\n".join(" ".join(text.replace("``", "`").split()) for text in paragraphs) + "\n"
 
 
-def _own(cls: type, parent: type) -> list[Key]:
+def _additional_keys(cls: type, parent: type) -> list[Key]:
     """Return keys that differ from the parent's: new ones, and other defaults or meanings."""
     inherited = keys_of(parent)
     return [key for name, key in keys_of(cls).items() if inherited.get(name) != key]

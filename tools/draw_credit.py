@@ -185,11 +185,11 @@ def credit_in_order(tree: Tree, x: float, y: float) -> list[str]:
     parts = [text(x + at, y, words, fill=SOFT) for at, words in heads.items()]
     line = y
     for index, node in enumerate(tree.nodes):
-        own = completion_returns(node, node.first_agent, returns[index])
-        for g, advantage in enumerate(sibling_advantages(own, "mean")):
+        returns_G = completion_returns(node, node.first_agent, returns[index])
+        for g, advantage in enumerate(sibling_advantages(returns_G, "mean")):
             line += 24
             below = f" below {name(0, node.parent_action)}" if node.first_agent else ""
-            how = number(own[g])
+            how = number(returns_G[g])
             if not node.first_agent:
                 values = " + ".join(map(number, returns[tree.children(0)[g]]))
                 how = f"({values}) / 2 = {how}"

@@ -105,20 +105,20 @@ def _shards(
     Of two holders, each is right in half of the rows. For ``pair`` every second row has a number
     twice instead.
     """
-    held_out, found = held_out_pairs(), list[Row]()
-    while len(found) < num:
+    held_out, rows = held_out_pairs(), list[Row]()
+    while len(rows) < num:
         numbers = rng.sample(NUMBERS, holders)
-        if question == "pair" and len(found) % 2:
+        if question == "pair" and len(rows) % 2:
             first, second = rng.sample(range(holders), 2)
             numbers[first] = numbers[second]
         if (tuple(numbers[:2]) in held_out) == evaluation:
-            found.append({"numbers": numbers, "question": question})
+            rows.append({"numbers": numbers, "question": question})
             if question != "pair":
-                found.append({**found[-1], "numbers": [numbers[1], numbers[0], *numbers[2:]]})
+                rows.append({**rows[-1], "numbers": [numbers[1], numbers[0], *numbers[2:]]})
     if evaluation and question != "pair":
         for start in range(0, num, BLOCK):
-            _balance(found[start : start + BLOCK], rng, question)
-    return found[:num]
+            _balance(rows[start : start + BLOCK], rng, question)
+    return rows[:num]
 
 
 def _balance(rows: list[Row], rng: random.Random, question: str) -> None:

@@ -88,18 +88,18 @@ def find_cases(
     Inputs differ and answers are not empty, zero or None. None where such inputs are not found.
     """
     solve = compiled(main_source(problem, "f", {}), "f")
-    found: list[tuple[Any, Any]] = []
+    cases: list[tuple[Any, Any]] = []
     for size in sizes:
         for _ in range(_DRAWS_PER_INPUT):
             value = problem.domain.sample(rng, size)
             answer = _outcome(solve, value)
-            fresh = all(value != other for other, _ in found)
+            fresh = all(value != other for other, _ in cases)
             if fresh and answer and all(_outcome(f, value) != answer for f in wrong):
-                found.append((value, answer))
+                cases.append((value, answer))
                 break
         else:
             return None
-    return found
+    return cases
 
 
 def _outcome(function: Callable[[Any], Any], value: Any) -> Any:

@@ -59,10 +59,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def resolve(options: argparse.Namespace) -> tuple[Config, Work]:
     """Return the configuration, with one agent per completion, and its work."""
-    given = ["--config", options.config, "--override", *options.override]
+    arguments = ["--config", options.config, "--override", *options.override]
     if options.completions:
-        given += ["--num-agents", str(len(options.completions[0]))]
-    plan = evaluation_plan.make_plan(evaluation_plan.parse_arguments(given))
+        arguments += ["--num-agents", str(len(options.completions[0]))]
+    plan = evaluation_plan.make_plan(evaluation_plan.parse_arguments(arguments))
     agents = agents_at_hand(plan.config, [])
     return plan.config, plan.work.read_by([agent.encoder for agent in agents])
 
@@ -125,8 +125,10 @@ def prompts_by_turn(
             )
         )
     return [
-        tuple(prompts.full_prompt(asked, task, i, len(first)) for i, asked in enumerate(asked_N))
-        for asked_N in turns_T
+        tuple(
+            prompts.full_prompt(prompt, task, i, len(first)) for i, prompt in enumerate(prompts_N)
+        )
+        for prompts_N in turns_T
     ]
 
 
@@ -146,8 +148,8 @@ def _handed_on(
 def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
     """Return functions from each agent's messages to its model's text; load no weights."""
     names = config.agent_models
-    found = {name: _reader(config, name) for name in dict.fromkeys(names)}
-    return [found[name] for name in names]
+    by_name = {name: _reader(config, name) for name in dict.fromkeys(names)}
+    return [by_name[name] for name in names]
 
 
 def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:

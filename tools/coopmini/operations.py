@@ -43,14 +43,14 @@ class Domain:
     element: str  # what one element is called, as a target and as arguments
     noun: str  # the elements in words, where nothing is filtered
     items: str  # how to walk through a collection of them: "{}" or "{}.items()"
-    kept: str  # the collection of those elements of {source} that pass {condition}
+    filtered: str  # the collection of those elements of {source} that pass {condition}
     element_type: str | None  # type that a reduction without a map sees; None: it needs a map
     filters: Groups
     maps: Groups
     sample: Callable[[random.Random, int], Any]  # an input with about so many elements
 
 
-def _one(phrase: str, code: str, gives: str = "") -> tuple[Operation, ...]:
+def _operation(phrase: str, code: str, gives: str = "") -> tuple[Operation, ...]:
     return (Operation(phrase, code, gives),)
 
 
@@ -61,37 +61,37 @@ def _each(phrase: str, code: str, constants: Any, gives: str = "") -> tuple[Oper
 
 
 REDUCTIONS: Groups = (
-    _one("Sum of {}", "sum(ys)", "int"),
-    _one("Largest of {}", "max(ys)", "int"),
-    _one("Smallest of {}", "min(ys)", "int"),
-    _one("Spread of {}", "max(ys) - min(ys)", "int"),
-    _one("Floored mean of {}", "sum(ys) // len(ys)", "int"),
-    _one("Sort {}", "sorted(ys)", "int"),
-    _one("Number of distinct {}", "len(set(ys))", "int"),
-    _one("Join {}", '"".join(ys)', "str"),
-    _one("Join by dashes {}", '"-".join(ys)', "str"),
-    _one("Sort {}", "sorted(ys)", "str"),
-    _one("Longest of {}", "max(ys, key=len)", "str"),
-    _one("Number of distinct {}", "len(set(ys))", "str"),
-    _one("Last of {}", "ys[-1]", "int"),
-    _one("Reverse {}", "ys[::-1]", "str"),
-    _one("Last of {}", "ys[-1]", "str"),
+    _operation("Sum of {}", "sum(ys)", "int"),
+    _operation("Largest of {}", "max(ys)", "int"),
+    _operation("Smallest of {}", "min(ys)", "int"),
+    _operation("Spread of {}", "max(ys) - min(ys)", "int"),
+    _operation("Floored mean of {}", "sum(ys) // len(ys)", "int"),
+    _operation("Sort {}", "sorted(ys)", "int"),
+    _operation("Number of distinct {}", "len(set(ys))", "int"),
+    _operation("Join {}", '"".join(ys)', "str"),
+    _operation("Join by dashes {}", '"-".join(ys)', "str"),
+    _operation("Sort {}", "sorted(ys)", "str"),
+    _operation("Longest of {}", "max(ys, key=len)", "str"),
+    _operation("Number of distinct {}", "len(set(ys))", "str"),
+    _operation("Last of {}", "ys[-1]", "int"),
+    _operation("Reverse {}", "ys[::-1]", "str"),
+    _operation("Last of {}", "ys[-1]", "str"),
 )
 
 _DIGITS = range(1, 10)
 
 THENS: Groups = (  # they keep the type
-    _one("squared", "y * y", "int"),
-    _one("doubled", "y * 2", "int"),
-    _one("negated", "-y", "int"),
+    _operation("squared", "y * y", "int"),
+    _operation("doubled", "y * 2", "int"),
+    _operation("negated", "-y", "int"),
     _each("plus #", "y + #", _DIGITS, "int"),
     _each("minus #", "y - #", _DIGITS, "int"),
     _each("times #", "y * #", range(3, 10), "int"),
     _each("modulo #", "y % #", range(3, 10), "int"),
-    _one("in capitals", "y.upper()", "str"),
-    _one("reversed", "y[::-1]", "str"),
-    _one("doubled", "y * 2", "str"),
-    _one("without its last letter", "y[:-1]", "str"),
+    _operation("in capitals", "y.upper()", "str"),
+    _operation("reversed", "y[::-1]", "str"),
+    _operation("doubled", "y * 2", "str"),
+    _operation("without its last letter", "y[:-1]", "str"),
     _each("plus letter #", 'y + "#"', LETTERS, "str"),
     _each("after letter #", '"#" + y', LETTERS, "str"),
 )
@@ -119,24 +119,24 @@ INTEGERS = Domain(
     element="x",
     noun="numbers",
     items="{}",
-    kept="[x for x in {source} if {condition}]",
+    filtered="[x for x in {source} if {condition}]",
     element_type="int",
     filters=(
-        _one("odd numbers", "x % 2 == 1"),
-        _one("even numbers", "x % 2 == 0"),
-        _one("positive numbers", "x > 0"),
-        _one("negative numbers", "x < 0"),
+        _operation("odd numbers", "x % 2 == 1"),
+        _operation("even numbers", "x % 2 == 0"),
+        _operation("positive numbers", "x > 0"),
+        _operation("negative numbers", "x < 0"),
         _each("numbers above #", "x > #", _DIGITS),
         _each("numbers below #", "x < #", _DIGITS),
         _each("numbers other than #", "x != #", _DIGITS),
         _each("multiples of #", "x % # == 0", range(3, 8)),
     ),
     maps=(
-        _one("squared", "x * x", "int"),
-        _one("doubled", "x * 2", "int"),
-        _one("halved", "x // 2", "int"),
-        _one("negated", "-x", "int"),
-        _one("made positive", "abs(x)", "int"),
+        _operation("squared", "x * x", "int"),
+        _operation("doubled", "x * 2", "int"),
+        _operation("halved", "x // 2", "int"),
+        _operation("negated", "-x", "int"),
+        _operation("made positive", "abs(x)", "int"),
         _each("plus #", "x + #", _DIGITS, "int"),
         _each("minus #", "x - #", _DIGITS, "int"),
         _each("times #", "x * #", range(3, 10), "int"),
@@ -151,7 +151,7 @@ STRINGS = Domain(
     element="w",
     noun="words",
     items="{}",
-    kept="[w for w in {source} if {condition}]",
+    filtered="[w for w in {source} if {condition}]",
     element_type="str",
     filters=(
         _each("words longer than #", "len(w) > #", range(2, 5)),
@@ -162,11 +162,11 @@ STRINGS = Domain(
         _each("words without #", '"#" not in w', LETTERS),
     ),
     maps=(
-        _one("in capitals", "w.upper()", "str"),
-        _one("reversed", "w[::-1]", "str"),
-        _one("doubled", "w * 2", "str"),
-        _one("without its first letter", "w[1:]", "str"),
-        _one("by length", "len(w)", "int"),
+        _operation("in capitals", "w.upper()", "str"),
+        _operation("reversed", "w[::-1]", "str"),
+        _operation("doubled", "w * 2", "str"),
+        _operation("without its first letter", "w[1:]", "str"),
+        _operation("by length", "len(w)", "int"),
         _each("plus letter #", 'w + "#"', LETTERS, "str"),
         _each("after letter #", '"#" + w', LETTERS, "str"),
     ),
@@ -179,23 +179,23 @@ PAIRS = Domain(
     element="a, b",
     noun="pairs",
     items="{}",
-    kept="[(a, b) for a, b in {source} if {condition}]",
+    filtered="[(a, b) for a, b in {source} if {condition}]",
     element_type=None,
     filters=(
-        _one("rising pairs", "a < b"),
-        _one("falling pairs", "a > b"),
+        _operation("rising pairs", "a < b"),
+        _operation("falling pairs", "a > b"),
         _each("pairs starting above #", "a > #", _DIGITS),
         _each("pairs starting below #", "a < #", _DIGITS),
         _each("pairs ending above #", "b > #", _DIGITS),
         _each("pairs ending below #", "b < #", _DIGITS),
     ),
     maps=(
-        _one("multiplied", "a * b", "int"),
-        _one("added", "a + b", "int"),
-        _one("subtracted", "a - b", "int"),
-        _one("by its first", "a", "int"),
-        _one("by its second", "b", "int"),
-        _one("by its larger", "max(a, b)", "int"),
+        _operation("multiplied", "a * b", "int"),
+        _operation("added", "a + b", "int"),
+        _operation("subtracted", "a - b", "int"),
+        _operation("by its first", "a", "int"),
+        _operation("by its second", "b", "int"),
+        _operation("by its larger", "max(a, b)", "int"),
         _each("added plus #", "a + b + #", _DIGITS, "int"),
         _each("multiplied plus #", "a * b + #", _DIGITS, "int"),
     ),
@@ -208,21 +208,21 @@ DICTIONARIES = Domain(
     element="k, v",
     noun="items",
     items="{}.items()",
-    kept="{{k: v for k, v in {source}.items() if {condition}}}",
+    filtered="{{k: v for k, v in {source}.items() if {condition}}}",
     element_type=None,
     filters=(
-        _one("odd items", "v % 2 == 1"),
-        _one("even items", "v % 2 == 0"),
+        _operation("odd items", "v % 2 == 1"),
+        _operation("even items", "v % 2 == 0"),
         _each("items above #", "v > #", _DIGITS),
         _each("items below #", "v < #", _DIGITS),
         _each("items with # in the key", '"#" in k', LETTERS),
         _each("items with keys longer than #", "len(k) > #", range(2, 5)),
     ),
     maps=(
-        _one("by key", "k", "str"),
-        _one("by value", "v", "int"),
-        _one("doubled", "v * 2", "int"),
-        _one("squared", "v * v", "int"),
+        _operation("by key", "k", "str"),
+        _operation("by value", "v", "int"),
+        _operation("doubled", "v * 2", "int"),
+        _operation("squared", "v * v", "int"),
         _each("plus #", "v + #", _DIGITS, "int"),
         _each("minus #", "v - #", _DIGITS, "int"),
         _each("times #", "v * #", range(3, 10), "int"),

@@ -140,7 +140,7 @@ def helper_source(problem: Problem, convention: str, name: str = "aux") -> str:
         "test": (domain.element, condition),
         "transform": (domain.element, value),
         "then": ("y", problem.then.code if problem.then else "y"),
-        "filter": (domain.param, domain.kept.format(source=domain.param, condition=condition)),
+        "filter": (domain.param, domain.filtered.format(source=domain.param, condition=condition)),
         "map": (domain.param, f"[{value} {loop}]"),
         "filter_map": (domain.param, f"[{value} {loop} if {condition}]"),
         "reduce": ("ys", problem.reduce.code if problem.reduce else "ys"),
@@ -181,7 +181,7 @@ def _results(problem: Problem, helpers: Mapping[str, str]) -> str:
     if "map" in helpers and not problem.filter:
         return f"{helpers['map']}({source})"
     if "map" in helpers or not problem.map:  # main maps later, or not at all
-        return domain.kept.format(source=source, condition=condition) if condition else source
+        return domain.filtered.format(source=source, condition=condition) if condition else source
     value = problem.map.code
     if "transform" in helpers:
         value = f"{helpers['transform']}({domain.element})"

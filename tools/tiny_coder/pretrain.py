@@ -222,11 +222,11 @@ def pretrain(
         tokenizer = train_tokenizer(tokenizer_texts(*streams(seed + 1, 1, SLIPS)))
         model = new_model(tokenizer)
     for number, phase in enumerate(phases):
-        own = seed + 2 * number
-        first, later = streams(own, ANSWERS, phase.slips)
+        phase_seed = seed + 2 * number
+        first, later = streams(phase_seed, ANSWERS, phase.slips)
         sources = [first] * (REVISIONS_EVERY - 1) + [later]
         if start:
-            long = demonstrations(own, held_out, ANSWERS, phase.slips, long=True)
+            long = demonstrations(phase_seed, held_out, ANSWERS, phase.slips, long=True)
             sources = [long, long, first, long, long, later]
         train(model, tokenizer, interleaved(sources), phase)
     return model.eval(), tokenizer

@@ -32,13 +32,13 @@ class Labels:
 
     def of(self, rows: Sequence[Situation]) -> torch.Tensor:
         """Return [R, PLACES] int64; NOTHING where a prompt has no content."""
-        found = torch.full((len(rows), PLACES), NOTHING)
-        for line, row in zip(found, rows, strict=True):
+        labels = torch.full((len(rows), PLACES), NOTHING)
+        for line, row in zip(labels, rows, strict=True):
             for place, text in enumerate(row.contents):
                 if text:
                     line[place] = self.numbers.setdefault(text, len(self.numbers))
         assert len(self.numbers) <= LABELS
-        return found
+        return labels
 
 
 class Probe:
@@ -61,8 +61,8 @@ class Probe:
             self._hooks.append(matrix.register_forward_pre_hook(self._reader(name)))
 
     def _reader(self, name: str):  # type: ignore[no-untyped-def]
-        def read(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-            self.inputs[name] = given[0]
+        def read(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            self.inputs[name] = inputs[0]
 
         return read
 

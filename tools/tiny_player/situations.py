@@ -60,7 +60,7 @@ def situation(rng: random.Random, game: Game) -> Situation:
     text = first[agent]
     if shown:
         text = with_handed_on(text, game.handed_on(task, agent, count, drawn))
-    contents = (*_own(task, agent, count), *(drawn if shown else []))
+    contents = (*_private_texts(task, agent, count), *(drawn if shown else []))
     return Situation(plain_text((Message("user", text),)), answers, contents)
 
 
@@ -77,12 +77,12 @@ def _later_turn(
         (prompts_N,) = mode([Attempt(task, drawn, Score(0.0), turn)])
     history: Literal["full", "last"] = "last" if rng.random() < LAST_ONLY else "full"
     messages = next_prompt(past, prompts_N[agent], history=history)
-    partner, own = drawn[1 - agent], _own(task, agent, 2)
-    contents = (*own, partner, drawn[agent], " ".join((*own, partner)))
+    partner, private = drawn[1 - agent], _private_texts(task, agent, 2)
+    contents = (*private, partner, drawn[agent], " ".join((*private, partner)))
     return Situation(plain_text(messages), game.legal(task, agent, 2), contents)
 
 
-def _own(task: Task, agent: int, count: int) -> tuple[str, ...]:
+def _private_texts(task: Task, agent: int, count: int) -> tuple[str, ...]:
     """Return what this agent knows from its own prompt."""
     row = task.fields
     if "symbol" in row:
