@@ -69,7 +69,7 @@ class PythonResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the code ran to its end."""
+        """Return whether the code ran to its end."""
         return self.error is None
 
     @property

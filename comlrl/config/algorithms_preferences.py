@@ -211,8 +211,8 @@ class MADPOConfig(PreferenceConfig):
         if endless and not self.use_environment_step:
             yield (
                 f"{name}.max_env_steps: {self.max_env_steps} alone may never end a run whose steps "
-                "are labelled candidates (use_environment_step=false), of which there are no more "
-                "than its rounds label; give num_train_epochs or max_steps too"
+                "are labelled candidates (use_environment_step=false), because its rounds label "
+                "only so many; give num_train_epochs or max_steps too"
             )
         agents = self.train_agents
         if agents is not None and (

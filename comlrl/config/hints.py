@@ -1,4 +1,4 @@
-"""What an unknown key may have meant: names of TRL, verl and CoMLRL 1.4, and like names."""
+"""Suggestions for unknown keys: names of TRL, verl and CoMLRL 1.4, and similar names."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from comlrl.errors import UserError
 
 
 class Rounds(NamedTuple):
-    """How an algorithm that learns from preferences samples its candidates."""
+    """The candidate sampling of an algorithm that learns from preferences."""
 
     number: int
     tasks: int | None  # of a round; None: all, divided among the rounds
@@ -82,7 +82,7 @@ class CommonConfig(CommonKeys):
 
     @property
     def takes_ratios(self) -> bool:
-        """Return whether the policy is compared with the one that sampled."""
+        """Return whether the loss uses importance ratios."""
         return False
 
     @property
@@ -204,7 +204,7 @@ class Config:
     generation: GenerationConfig
     distributed: DistributedConfig
     agent_devices: tuple[str, ...] | None
-    sampling: Mapping[str, RoleSampling]  # by role, of agents that sample otherwise than the rest
+    sampling: Mapping[str, RoleSampling]  # by role, of agents with settings of their own
     # the algorithm's section, and that of the algorithm that MARLHF learns by online
     sections: Mapping[str, CommonConfig]
     # of the file: the user's modules are looked for there
@@ -298,7 +298,7 @@ class Config:
         if self.online.takes_ratios and self.lora.dropout > 0:
             yield (
                 f"lora.dropout: {self.lora.dropout} would be part of the importance ratio, which "
-                "compares the policy with the one that sampled; set lora.dropout=0"
+                "compares the policy with the sampling policy; set lora.dropout=0"
             )
         if self.output.overwrite and self.output.dir is None:
             yield (

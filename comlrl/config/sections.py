@@ -112,7 +112,7 @@ class LoraSection(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig(Section):
-    """Where the problems come from: rows with the columns that the domain reads."""
+    """The problems: rows with the columns that the domain reads."""
 
     name: str = key(
         "builtin:coopmini",
@@ -133,7 +133,7 @@ class DatasetConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Section):
-    """What a run writes."""
+    """The files that a run writes."""
 
     base_dir: str = key("outputs", "parent of run directories when output.dir is null")
     dir: str | None = key(None, "null: base_dir/<algorithm>_<dataset type>_<seed>")
@@ -149,7 +149,7 @@ class OutputConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalConfig(Section):
-    """What agents read between turns."""
+    """The feedback that agents read between turns."""
 
     unused_if: ClassVar[tuple[Unused, ...]] = (
         BY_PROGRAM,
@@ -179,7 +179,7 @@ class ExternalConfig(Section):
 
 @dataclass(frozen=True)
 class SandboxConfig(Section):
-    """How model-written code runs, in domains that run code."""
+    """The isolation of model-written code, in domains that run code."""
 
     isolation: Literal["auto", "namespaces", "bubblewrap", "unshare", "limits"] = key(
         "auto",
@@ -296,7 +296,7 @@ class TrackioConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig(Section):
-    """How completions are sampled in training; evaluate.py always uses the built-in generator."""
+    """The sampling backend of training; evaluate.py always uses the built-in generator."""
 
     backend: Literal["builtin", "vllm"] = key("builtin", "vllm: a server (docs/scaling.md)")
     max_batch_tokens: int = key(

@@ -1,4 +1,4 @@
-"""How many answers an evaluation grows at once. Without torch, so that ``--dry-run`` may ask."""
+"""The batch size of evaluations. Imports no torch, because ``--dry-run`` needs it."""
 
 AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
 

@@ -1,4 +1,4 @@
-"""Who contributes what: a team's value with each subset of its agents in their own places.
+"""Agents' contributions: a team's value with each subset of its agents, the others replaced.
 
 Agents that are absent from a coalition are replaced: by the first policy, by silence, by another
 agent. Values are arrays over tasks, of shape (B,); so are the contributions, which are sums of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from comlrl.models.team import Team
 
-Coalition = frozenset[int]  # agents in their own places
+Coalition = frozenset[int]  # the agents that are not replaced
 COMPARED = re.compile(r"(agent_\d+/)?reward_mean$|pass@")  # of a task's row
 
 

@@ -1,4 +1,4 @@
-"""What answers cost, so that quality is compared at equal cost."""
+"""The cost of answers, so that quality is compared at equal cost."""
 
 from __future__ import annotations
 

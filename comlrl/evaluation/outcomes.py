@@ -1,4 +1,4 @@
-"""What a rollout came to: its scores and completions, each with its share of its task.
+"""A rollout's outcomes: its scores and completions, each with its share of its task.
 
 A task's probability mass is 1 at each turn and is shared equally by what follows: a branch with
 many joint actions does not outweigh one that ended early. All nodes that follow a turn share its
@@ -28,7 +28,7 @@ class Answers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was scored together: the joint actions of a node, or an episode."""
+    """Joint actions that were scored together: those of a node, or an episode."""
 
     turn: int
     weight: float  # share of the task at this turn

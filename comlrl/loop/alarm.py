@@ -30,7 +30,7 @@ class CollapseAlarm:
         self.level: dict[str, float] = {}
         self.seen = 0
         self.below: dict[str, int] = {}  # steps in a row
-        self.warned: list[str] = []  # metrics of which a warning was given
+        self.warned: list[str] = []  # metrics that were warned about
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
         """Return warnings about this step's metrics."""

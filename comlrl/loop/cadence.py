@@ -9,7 +9,7 @@ from comlrl.loop.steps import Counters
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of a run, of which the first counts; None: it has no such end."""
+    """The limits at which a run ends, whichever is reached first; None: no such limit."""
 
     steps: int | None  # training steps
     env_steps: int | None

@@ -1,4 +1,4 @@
-"""What a run consists of: an algorithm, and the parts of it that a checkpoint holds."""
+"""The parts of a run: an algorithm, and its parts that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Credit = TypeVar("Credit")
 
 
 class Stateful(Protocol):
-    """What keeps its state in tensors that it makes itself."""
+    """A part that saves and restores its state as tensors."""
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]: ...
 
@@ -30,7 +30,7 @@ Part = Union[Stateful, "torch.nn.Module"]  # of what a checkpoint holds; a file 
 
 
 class HasParts(Protocol):
-    """What a checkpoint keeps."""
+    """A trainer whose parts a checkpoint stores."""
 
     def parts(self) -> Mapping[str, Part]:
         """Return all that training changes, by the names of its files in a checkpoint."""
@@ -51,7 +51,7 @@ class InRounds(HasParts, Protocol):
 
 
 class Player(Protocol):
-    """What makes a training step's rollouts: trees, or the episodes of a program."""
+    """A source of a training step's rollouts: trees, or the episodes of a program."""
 
     seed: int
     sampler: Any
@@ -82,7 +82,7 @@ class Refilling(Protocol):
 
 
 class Algorithm(HasParts, Protocol[Credit]):
-    """What ``Loop.train`` teaches a team by: it credits decisions, and learns from that."""
+    """The algorithm that ``Loop.train`` runs: it credits decisions, and learns from the credit."""
 
     @property
     def section(self) -> CommonConfig: ...

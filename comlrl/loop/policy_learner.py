@@ -31,10 +31,10 @@ from comlrl.update.worker_threads import run_parallel
 
 
 class PolicyLearner:
-    """An algorithm of which only ``credit`` is left to write, and ``loss`` where it is its own.
+    """A base for algorithms that define ``credit`` and, where they need it, ``loss``.
 
-    Agent i's update is over nodes with G completions each, of which those with credit 0 are left
-    out (unless an entropy bonus or a KL gives them a gradient):
+    Agent i's update is over nodes with G completions each; completions with credit 0 are left out
+    (unless an entropy bonus or a KL gives them a gradient):
 
         L_i = (1/(|nodes| G)) Σ_a loss_a
 

@@ -1,4 +1,4 @@
-"""What a run is doing, and how long it will still take."""
+"""The present work of a run, and an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECENT = 20  # durations of each work that the estimate rests on
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """How far a run is, and how often each work is still to be done, the present one included.
+    """A run's progress, and how often each kind of work remains, including the present one.
 
     ``steps``: training steps done; ``total``: of the whole run, None where not known yet;
     ``estimated``: ``total`` is what environment steps so far let expect.

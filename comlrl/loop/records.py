@@ -1,4 +1,4 @@
-"""What a run logs, and what takes it."""
+"""Log records, and the interface of loggers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """How far a log is this run's own: up to the checkpoint that it continues from."""
+    """The end of a log's part that belongs to the checkpoint that the run continues from."""
 
     lines: int = 0  # of metrics.jsonl
     update: int = -1
@@ -30,7 +30,7 @@ class LogMark:
 
 
 class Logger(Protocol):
-    """Takes metrics and episodes; any number of them run side by side."""
+    """A sink of metrics and episodes; a run may have several."""
 
     def begin(self, mark: LogMark) -> None:
         """Prepare the log before anything is logged: drop what an earlier process has logged

@@ -1,4 +1,4 @@
-"""Where a run begins: its directory, the checkpoint that it continues from, its configuration."""
+"""The start of a run: its directory, configuration, and the checkpoint that it continues from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HARMLESS_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a run begins."""
+    """The directory, configuration and checkpoint that a run starts from."""
 
     config: Config  # with ``output.dir`` filled in
     run_dir: Path

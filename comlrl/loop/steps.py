@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """What a training step learns from, over all processes."""
+    """The rollouts that a training step learns from, over all processes."""
 
     trees: Sequence[RolloutResult]
     env_steps: int
@@ -66,7 +66,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolled:
-    """What an algorithm learns from in a training step, in this process."""
+    """The rollouts that an algorithm learns from in a training step, in this process."""
 
     decisions: Decisions
     index: int  # of the step, 1-based
@@ -76,7 +76,7 @@ class Rolled:
 
 @dataclass(kw_only=True)
 class Counters:
-    """How far a run has come; all of it stands in a checkpoint."""
+    """Counts of steps and samples, all of which are stored in checkpoints."""
 
     steps: int = 0
     epoch: int = 0

@@ -21,7 +21,7 @@ RESULTS = (
 
 @dataclass(frozen=True)
 class FolderSnapshot:
-    """What stood in a run's folder before the run began."""
+    """The content of a run's folder before the run began."""
 
     folder: Path
     names: frozenset[str]

@@ -78,7 +78,7 @@ class Agent:
 
     @property
     def chats(self) -> bool:
-        """Whether prompts are messages in the model's chat template, or plain text."""
+        """Return whether prompts are messages in the model's chat template, or plain text."""
         return self.encoder.chats
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:

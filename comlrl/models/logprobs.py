@@ -159,10 +159,10 @@ def _parts(
 
 
 class FrozenHead(torch.autograd.Function):
-    """Each row's log π(a) and, at once, its gradient in that row's own hidden state.
+    """Each row's log π(a), with its gradient in that row's hidden state computed in forward.
 
-    That is one vector, (w_a − Σ_v π_v w_v) / τ for an ordinary head, kept in place of logits, which
-    are neither held nor computed twice.
+    The gradient is a vector, (w_a − Σ_v π_v w_v) / τ for an ordinary head. It is stored in place of
+    logits, which are neither held nor computed twice.
     """
 
     @staticmethod

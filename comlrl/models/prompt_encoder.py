@@ -45,7 +45,7 @@ class PromptEncoder:
 
     @property
     def chats(self) -> bool:
-        """Whether prompts are messages in the model's chat template, or plain text."""
+        """Return whether prompts are messages in the model's chat template, or plain text."""
         return self.form[0]
 
     @cached_property
@@ -206,7 +206,7 @@ class PromptEncoder:
 
     @cached_property
     def opens_thought(self) -> bool:
-        """Whether the chat template begins each answer with an open thought (``<think>``)."""
+        """Return whether the chat template opens a thought (``<think>``) in each answer."""
         if not self.chats:
             return False
         try:
@@ -217,7 +217,7 @@ class PromptEncoder:
 
     @cached_property
     def _shows_tools(self) -> bool:
-        """Whether the chat template has a place for what a tool returns."""
+        """Return whether the chat template renders tools' results."""
         returned = "x7returned7x"
         return self._shows(
             returned, Message("user", "a"), Message("assistant", "b"), Message("tool", returned)
@@ -225,7 +225,7 @@ class PromptEncoder:
 
     @cached_property
     def _shows_offered_tools(self) -> bool:
-        """Whether the chat template has a place for the tools that may be called."""
+        """Return whether the chat template renders the tools that may be called."""
         name = "x7offered7x"
         parameters = {"type": "object", "properties": {}}
         function = {"name": name, "description": "a", "parameters": parameters}

@@ -65,7 +65,7 @@ class Team:
 
     @property
     def run_parallel(self) -> bool:
-        """Whether agents may be updated in parallel, each in its own thread.
+        """Return whether agents may be updated in parallel, each in its own thread.
 
         They may if they share no state and their gradients together need little memory.
         """

@@ -44,7 +44,7 @@ class LoadWatch:
         limited = "OMP_NUM_THREADS" in os.environ or cores < default
         if limited or not alone or torch.cuda.is_available():
             return
-        default = min(default, available_cores())  # of which a container may have few
+        default = min(default, available_cores())  # a container may have few
         busy = self._busy_cores()
         idle = idle_cores(default, cores, busy)
         saved, *machine = (state or {}).get(STATE, (0,))

@@ -1,4 +1,4 @@
-"""Grows the trees level by level, for all tasks of a batch at once.
+"""Growth of the trees of a batch's tasks, level by level.
 
 A level is a stage of a turn: all agents at once, or one after the other in sequential turns. It
 costs one ``sample`` call (one generation call for each agent that acts), and the last of a turn one
@@ -99,7 +99,7 @@ class Rollout:
 
     @property
     def returns_by_agent(self) -> bool:
-        """Whether each agent has a separate return."""
+        """Return whether each agent has a separate return."""
         return self.own_rewards
 
     def grow(

@@ -1,8 +1,8 @@
 """Stops by text: a completion ends where its text first holds one of them, whatever tokens it
 falls into.
 
-The tokens up to and including the one that completes the stop are what was sampled, and what is
-trained. The text ends before the stop.
+The token that completes the stop is the last that was sampled and is trained. The text ends before
+the stop.
 """
 
 from __future__ import annotations

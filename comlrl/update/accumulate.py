@@ -25,7 +25,7 @@ S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
 MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
-SHARE_STEP = SHAPE_STEP  # tokens, of which shares are multiples; fewer are not worth a thread
+SHARE_STEP = SHAPE_STEP  # tokens; shares are multiples of it, and fewer are not worth a thread
 ALONE = {"cpu": 2, "cuda": 1}  # times what rows together have, for one that is long by itself
 GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
 # Of one micro-batch, before the head. A GPU gives an eighth of its memory, whatever else it holds,
@@ -169,7 +169,7 @@ def accumulate(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a micro-batch's backward pass came to; nothing has waited for its numbers."""
+    """The sums and norms of a micro-batch's backward pass, not yet synchronized with the host."""
 
     sums: Sums
     loss: torch.Tensor
@@ -239,7 +239,7 @@ def _thread_count(
     concurrent: bool,
     trained: Sequence[torch.nn.Parameter] = (),
 ) -> int:
-    """Count the worker threads for the batches, each of which sums gradients of ``trained``
+    """Count the worker threads for the batches; each thread sums gradients of ``trained``
     separately."""
     if not concurrent:
         return 1

@@ -15,7 +15,7 @@ from comlrl.update.per_token import PerToken
 
 
 class OldLogprobs:
-    """Of one policy: under π_old, as it was before the step's first update, and its reference."""
+    """Log-probabilities under π_old, before the step's first update, and under the reference."""
 
     def __init__(
         self,

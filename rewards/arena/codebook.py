@@ -5,7 +5,7 @@ listener reads that message alone and names the symbol. The reward is 1 if it is
 listener reads the message only with ``turn_order: sequential``; in simultaneous turns no policy
 beats the floor. Codes that share a message among several symbols (pooling) are local optima.
 
-Rows have ``symbols`` (all S), ``symbol`` (the one that the speaker reads) and ``letters`` (m).
+Rows have ``symbols`` (all S), ``symbol`` (that the speaker reads) and ``letters`` (m).
 """
 
 from __future__ import annotations

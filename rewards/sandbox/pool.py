@@ -28,7 +28,7 @@ from comlrl.rewards.sandbox.levels import INSTALL, choose, failure, missing
 from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 
-IN_FLIGHT = 3  # programs handed to a judge: the one that runs and the next ones
+IN_FLIGHT = 3  # programs handed to a judge: the running one and the next
 SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is given up
 _ROOT = Path(__file__).parents[__package__.count(".") + 1]  # what modules are counted from
 

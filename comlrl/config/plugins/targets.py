@@ -29,7 +29,7 @@ class TargetError(UserError):
 
 @dataclass(frozen=True)
 class Target:
-    """What a ``module:NAME`` stands for."""
+    """The object that a ``module:NAME`` names, and the files that define it."""
 
     key: str  # e.g. "reward.target"
     value: str

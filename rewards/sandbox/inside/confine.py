@@ -20,7 +20,7 @@ FILE_BYTES = 8 << 20  # of one file
 RANDOM_DEVICES = ("/dev/random", "/dev/urandom")
 RANDOM_BYTES = 1 << 16  # in the file that stands for each
 MAX_FILES = 64  # open at a time
-MAX_TIMERS = 64  # of POSIX, each of which the kernel keeps a signal for
+MAX_TIMERS = 64  # POSIX timers; the kernel reserves a signal for each
 _RLIMIT_SIGPENDING = 11  # not in ``resource``
 
 _libc = ctypes.CDLL(None, use_errno=True)

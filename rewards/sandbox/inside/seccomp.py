@@ -266,7 +266,7 @@ def _program_rules(column: int) -> list[bytes]:
         _step(_ANY_BIT, _FUTEX_PRIVATE, 1, 0),
         _step(_RETURN, _ERRNO | _EPERM),
         _step(_LOAD, 0),
-        # fcntl: flags may be set, but for the one that sends signals
+        # fcntl: flags may be set, except O_ASYNC, which sends signals
         _step(_EQUAL, _FCNTL[column], 0, 6),
         _step(_LOAD, 24),
         _step(_EQUAL, _SET_FLAGS, 0, 3),
