@@ -86,7 +86,10 @@ def run_plainly(tasks: list[Task], texts: list[str]) -> list[float]:
         random.seed(0)
         exec(program, names)
         names["candidate"] = names[name]
-        passed, tests = 0, check_body(task.fields["test"])
+        functions = [
+            n for n in ast.parse(task.fields["test"]).body if isinstance(n, ast.FunctionDef)
+        ]
+        passed, tests = 0, next(f.body for f in functions if f.name == "check")
         for statement in tests:
             signal.alarm(10)
             try:
@@ -97,11 +100,6 @@ def run_plainly(tasks: list[Task], texts: list[str]) -> list[float]:
             signal.alarm(0)
         shares.append(passed / len(tests))
     return shares
-
-
-def check_body(test: str) -> list[ast.stmt]:
-    functions = [n for n in ast.parse(test).body if isinstance(n, ast.FunctionDef)]
-    return next(f.body for f in functions if f.name == "check")
 
 
 def seconds(run: Callable[[], object]) -> float:

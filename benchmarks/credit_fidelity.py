@@ -233,7 +233,10 @@ def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
     """Return PPO's generalized advantages with an exact critic of each agent, or of all."""
     decisions, credit = decisions_of([tree]), {}
     row = tree.task.fields["numbers"]
-    own_N = [game.value[row] if kind == "centralized" else v for v in own_values(game, row)]
+    own_N = [
+        game.value[row] if kind == "centralized" else game.value_of_own[place]
+        for place in enumerate(row)
+    ]
     values = PerToken()
     actions = len(decisions.numbered) // game.holders
     values.of_completion.update(enumerate(torch.tensor(own_N * actions).split(1)))
@@ -245,11 +248,6 @@ def critic_credit(game: Game, tree: Tree, kind: str) -> Credit:
         for number, advantage in advantages.of_completion.items():
             credit[0, number // game.holders, agent] = float(advantage)
     return credit
-
-
-def own_values(game: Game, row: Sequence[int]) -> list[float]:
-    """Return the mean reward conditional on what each agent reads."""
-    return [game.value_of_own[place] for place in enumerate(row)]
 
 
 def scored(tree: Tree) -> Iterator[tuple[int, int]]:

@@ -96,7 +96,8 @@ def replacement_table(result: Mapping[str, Any]) -> str:
         for title, key in values.items():
             heads += [title, "95% interval"]
             for i, row in zip(roles, each, strict=True):
-                row += _estimate_cells(contribution[key][str(i)])
+                estimate = contribution[key][str(i)]
+                row += [_text(estimate["mean"]), _interval(estimate["interval"])]
         together = contribution["together"]
         parts += [
             f"## {name}\n",
@@ -104,10 +105,6 @@ def replacement_table(result: Mapping[str, Any]) -> str:
             f"Together {_text(together['mean'])} ({_interval(together['interval'])}).\n",
         ]
     return "\n".join(parts)
-
-
-def _estimate_cells(estimate: Mapping[str, Any]) -> list[str]:
-    return [_text(estimate["mean"]), _interval(estimate["interval"])]
 
 
 def sides(roles: Sequence[str]) -> tuple[str, str]:

@@ -49,8 +49,10 @@ Python literals. The last of file, older flags and `--override` wins.
 
 def table(keys: Sequence[Key]) -> str:
     rows = [
-        f"| `{k.name}` | {_values(k)} | `{in_yaml(k.default)}` | {_escaped(k.description)} |"
-        for k in keys
+        f"| `{key.name}` | {_values(key)} | `{in_yaml(key.default)}` | "
+        + key.description.replace("|", "\\|").replace("<", "\\<")
+        + " |"
+        for key in keys
     ]
     return "\n".join(["| key | type | default | what it is |", "|---|---|---|---|", *rows]) + "\n"
 
@@ -60,10 +62,6 @@ def _values(key: Key) -> str:
     text = ", ".join(in_words(key.annotation, "`"))
     text = text.replace("true, false", "true or false").replace("number, text", "number or text")
     return f"{text}; {key.range}" if key.range is not None else text
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<")
 
 
 def reference() -> str:

@@ -107,11 +107,8 @@ class Key:
         nothing."""
         if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return None if value in self.range else f"{value}; give {self._wanted()}"
-
-    def _wanted(self) -> str:
         null = ", or null" if type(None) in self.members else ""
-        return f"a number {self.range}{null}"
+        return None if value in self.range else f"{value}; give a number {self.range}{null}"
 
 
 def keys_of(section: type) -> Mapping[str, Key]:

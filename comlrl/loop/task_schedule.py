@@ -14,14 +14,6 @@ from comlrl.keyed import order
 from comlrl.types import Task
 
 
-def share_of_round(tasks: Sequence[Task], size: int, index: int, seed: int) -> list[Task]:
-    """Return the tasks of round ``index``: one shuffled pass over all of them after the other,
-    ``size`` a round; a pass's last round takes what is left."""
-    cycle, at = divmod(index, math.ceil(len(tasks) / size))
-    chosen = order((seed, "rounds", cycle), len(tasks))[at * size : (at + 1) * size]
-    return [tasks[i] for i in sorted(chosen)]
-
-
 @dataclass(frozen=True)
 class TaskSchedule:
     """The training steps of a run, ``batch_size`` tasks each, the last of a pass what is left."""
@@ -55,7 +47,12 @@ class TaskSchedule:
         return None if self.epochs is None else self._ends[-1]
 
     def tasks_of(self, round_index: int) -> list[Task]:
-        return share_of_round(self.tasks, self.size, round_index, self.seed)
+        """Return the tasks of a round: ``size`` of a shuffled pass over all of them, and of the
+        next pass after that; a pass's last round takes what is left."""
+        count, size = len(self.tasks), self.size
+        cycle, part = divmod(round_index, math.ceil(count / size))
+        shuffled = order((self.seed, "rounds", cycle), count)
+        return [self.tasks[i] for i in sorted(shuffled[part * size : (part + 1) * size])]
 
     def round_of(self, step: int) -> int:
         """Return the round (0-based) that a step (0-based) is in; one after the last is of the

@@ -215,7 +215,9 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
     if "device_map" not in section.model_kwargs:
         model.to(device)  # type: ignore[arg-type]
         if device == "cpu":
-            _leave_file(model)
+            # Copies of the mapped file's views: it would stay in memory as long as one is left.
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
     model.eval()  # dropout in a policy would make sampling and scoring disagree
     if section.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -261,12 +263,12 @@ def _with_adapters(
     The reference is a copy of the initial adapter (``init_from``), if it is needed and not the
     base.
     """
-    section = config.lora
+    section, modules = config.lora, config.lora.target_modules
     settings = LoraConfig(
         r=section.r,
         lora_alpha=section.effective_alpha,  # type: ignore[arg-type]
         lora_dropout=section.dropout,
-        target_modules=_modules(section.target_modules),
+        target_modules=modules if isinstance(modules, str) else list(modules),
         task_type="CAUSAL_LM",
     )
     starts = [f"{REFERENCE}_{i}" for i in indices if reference and config.init_from is not None]
@@ -294,14 +296,3 @@ def _with_adapters(
         parameter.requires_grad_("lora_" in key and f".{REFERENCE}_" not in key)
     peft.eval()
     return peft, list(starts) or [None] * len(indices)
-
-
-def _modules(value: Any) -> Any:
-    return value if isinstance(value, str) else list(value)
-
-
-def _leave_file(model: PreTrainedModel) -> None:
-    """Copy weights that are views of a mapped file. What replaces some of them later (fused layers)
-    would stand in memory beside the whole file, as long as one weight is left there."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()

@@ -39,7 +39,7 @@ from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import PREFERENCES, PREFERENCES_SUMMARY
-from comlrl.types import Message, Sampling, Task
+from comlrl.types import Sampling, Task
 
 
 class Stage(Protocol):
@@ -219,16 +219,13 @@ class Collector:
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
         shard = self.loop.processes.shard(tasks)
         trees = self.rollout.grow(shard, self.shape, self.sampling, ("preferences", index))
-        in_order = len(self.shape.stages) > 1
+        in_order = len(self.shape.stages) > 1  # some have read what others wrote
+        first_N, count = self.rollout.prompts.first_N, self.section.num_agents
         sets = [
-            CandidateSet.of(tree, index, self._prompts(tree.task) if in_order else None)
+            CandidateSet.of(tree, index, first_N(tree.task, count) if in_order else None)
             for tree in trees
         ]
         return self.loop.processes.gather(sets)
-
-    def _prompts(self, task: Task) -> tuple[tuple[Message, ...], ...]:
-        """Return what each agent reads before others have written."""
-        return self.rollout.prompts.first_N(task, self.section.num_agents)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Count candidates as scored joint actions, though not always as steps of the x-axis."""

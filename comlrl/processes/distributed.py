@@ -217,12 +217,9 @@ def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
     at = 0
     for parameter, count in zip(parameters, counts, strict=True):
         part = flat[at : at + parameter.numel()].view_as(parameter)
-        parameter.grad = part.to(_gradient_dtype(parameter), copy=True) if count else None
+        dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+        parameter.grad = part.to(dtype, copy=True) if count else None
         at += parameter.numel()
-
-
-def _gradient_dtype(parameter: torch.nn.Parameter) -> torch.dtype:
-    return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def in_sync(tensors: Iterable[torch.Tensor]) -> bool:

@@ -119,19 +119,12 @@ def _read(values: dict[str, Any]) -> dict[str, float]:
 
 def agent_means(metrics_N: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return each metric's mean over the agents that have it and, for a team, per agent."""
-    having = {
-        name: [metrics[name] for metrics in metrics_N if name in metrics]
-        for name in _names(metrics_N)
-    }
-    metrics = {
-        name: sum(metric_values) / len(metric_values) for name, metric_values in having.items()
-    }
+    values_of: dict[str, list[float]] = {}
+    for agent_metrics in metrics_N:
+        for name, value in agent_metrics.items():
+            values_of.setdefault(name, []).append(value)
+    metrics = {name: sum(values) / len(values) for name, values in values_of.items()}
     if len(metrics_N) > 1:
         for index, agent_metrics in enumerate(metrics_N):
             metrics |= {f"agent_{index}/{name}": value for name, value in agent_metrics.items()}
     return metrics
-
-
-def _names(metrics_N: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the names of all agents' metrics, each once."""
-    return list(dict.fromkeys(name for metrics in metrics_N for name in metrics))

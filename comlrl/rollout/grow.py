@@ -145,7 +145,10 @@ class Rollout:
     ) -> list[tuple[Tree, list[_Pending]]]:
         nodes: list[list[Node]] = [[] for _ in tasks]
         states: list[list[_Pending]] = [[] for _ in tasks]
-        frontier = self._roots(tasks, shape, sampling, keys)
+        frontier = [
+            self._root(index, task, key, shape, sampling)
+            for index, (task, key) in enumerate(zip(tasks, keys, strict=True))
+        ]
         while frontier:
             level = self._expand(frontier, shape, sampling)
             indices = []
@@ -157,14 +160,6 @@ class Rollout:
         return [
             (Tree(task, tuple(nodes[i]), shape.joint_mode, shape.handoff), states[i])
             for i, task in enumerate(tasks)
-        ]
-
-    def _roots(
-        self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
-    ) -> list[_Pending]:
-        return [
-            self._root(index, task, key, shape, sampling)
-            for index, (task, key) in enumerate(zip(tasks, keys, strict=True))
         ]
 
     def _root(
@@ -196,7 +191,11 @@ class Rollout:
         """Sample and score every pending node, which are all of one turn and stage."""
         acting = frontier[0].acting
         count = shape.generations(acting.start, frontier[0].state.turn)
-        sampled_N = self.sampler.sample(self._requests(frontier, shape), sampling)
+        requests_N = [
+            [self._request(p, agent, shape) for p in frontier if agent in p.acting]
+            for agent in range(shape.num_agents)
+        ]
+        sampled_N = self.sampler.sample(requests_N, sampling)
         turns = [
             tuple(
                 _turn(reading, sampled_N[agent][index])
@@ -215,13 +214,6 @@ class Rollout:
         return [
             self._node(pending, agent_turns, joint, [next(scores) for _ in scored], shape)
             for pending, agent_turns in zip(frontier, turns, strict=True)
-        ]
-
-    def _requests(self, frontier: Sequence[_Pending], shape: Shape) -> list[list[Request]]:
-        """Return each agent's requests; none for agents that do not act."""
-        return [
-            [self._request(p, agent, shape) for p in frontier if agent in p.acting]
-            for agent in range(shape.num_agents)
         ]
 
     def _request(self, pending: _Pending, agent: int, shape: Shape) -> Request:

@@ -96,7 +96,9 @@ class PromptBuilder:
                 if limit == 0:
                     raise
                 limit //= 2
-                written = tuple(_cut(text, limit) for text in uncut)
+                written = tuple(
+                    text if len(text) <= limit else text[:limit] + LEFT_OUT for text in uncut
+                )
                 continue
             read, prefill = self.prompts.full_prompt(prompt, *place), self.prompts.prefill(*place)
             return Reading(prompt=read, ids=ids, dropped=dropped, handed_on=shown, prefill=prefill)
@@ -121,7 +123,3 @@ class PromptBuilder:
 
 def texts(completions: Sequence[Completion]) -> tuple[str, ...]:
     return tuple(completion.text for completion in completions)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[:limit] + LEFT_OUT

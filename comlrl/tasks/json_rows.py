@@ -28,7 +28,8 @@ def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | 
     except OSError as error:
         raise UserError(f"dataset.name: '{name}' cannot be read: {error.strerror}") from None
     if text.lstrip().startswith("["):
-        rows, lines = list(_listed(text, name)), None
+        values, lines = enumerate(_parsed(text, name)), None
+        rows = [_object(row, name, f"row {index}") for index, row in values]
     else:
         pairs = list(_lines(text, name))
         rows, lines = [row for _, row in pairs], [line for line, _ in pairs]
@@ -42,11 +43,6 @@ def _lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):  # other line breaks may stand in strings
         if line.strip():
             yield number, _object(_parsed(line, name, number), name, f"line {number}")
-
-
-def _listed(text: str, name: str) -> Iterator[dict[str, Any]]:
-    for index, row in enumerate(_parsed(text, name)):
-        yield _object(row, name, f"row {index}")
 
 
 def _parsed(text: str, name: str, line: int = 1) -> Any:

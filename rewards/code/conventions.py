@@ -28,7 +28,9 @@ def convention(source: str, name: str = "aux") -> str | None:
         return None
     if parameters == [_RESULT]:
         return "then"
-    if len(parameters) > 1 or not _is_collection(parameters[0]):
+    first = parameters[0]
+    is_collection = first in _COLLECTIONS or (len(first) > 1 and first.endswith("s"))
+    if len(parameters) > 1 or not is_collection:
         tests = isinstance(result, ast.Compare | ast.BoolOp) or (
             isinstance(result, ast.UnaryOp) and isinstance(result.op, ast.Not)
         )
@@ -56,7 +58,7 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
         if any(_calls_aux(test) for generator in loop.generators for test in generator.ifs):
             return "test"
         values = [loop.key, loop.value] if isinstance(loop, ast.DictComp) else [loop.elt]
-        second = _walks_results(loop)
+        second = written(loop.generators[0].target) == _RESULT
         if any(_calls_aux(value) for value in values):
             return "then" if second else "transform"
         if not second and any(_calls_aux(generator.iter) for generator in loop.generators):
@@ -94,10 +96,6 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
     return None
 
 
-def _is_collection(name: str) -> bool:
-    return name in _COLLECTIONS or (len(name) > 1 and name.endswith("s"))
-
-
 def _unwrapped(node: ast.expr) -> ast.expr:
     """Return the loop inside ``list(…)``, ``dict(…)`` or ``tuple(…)``, or the expression itself."""
     if isinstance(node, ast.Call) and len(node.args) == 1:
@@ -111,10 +109,6 @@ def _changes(loop: _LOOPS) -> bool:
     if isinstance(loop, ast.DictComp):
         return f"{written(loop.key)}, {written(loop.value)}" != target
     return (written(loop.elt) or "").strip("()") != target
-
-
-def _walks_results(loop: _LOOPS) -> bool:
-    return written(loop.generators[0].target) == _RESULT
 
 
 def _is_aux_call(node: ast.AST) -> bool:

@@ -46,7 +46,7 @@ from comlrl.rewards.sandbox.inside.replaced_results import HANDED_ON, replacemen
 from comlrl.rewards.sandbox.inside.replaced_results import NAME as REPLACE
 from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.rewards.sandbox.pool import Job, Pool
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.types import JointAction, Reward, Score
 
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
@@ -172,8 +172,9 @@ class CodeReward(Reward):
         with self._lock:
             drafts: list[_Draft] = []
             fresh: dict[Job, None] = {}
-            # What took long before goes first, so that no worker waits for it at the end.
-            order = sorted(range(len(actions)), key=lambda i: -self._slowest(actions[i].task))
+            # Tasks whose programs were slow go first, so that no worker waits for them at the end.
+            slowest = [self._seconds.get(a.task.fields["test"], 0.0) for a in actions]
+            order = sorted(range(len(actions)), key=lambda i: -slowest[i])
             ordered = [actions[i] for i in order]
             outcomes = self.pool.run(self._fresh_jobs(ordered, drafts, fresh))
             self._remember(dict(zip(fresh, outcomes, strict=True)), drafts)
@@ -256,10 +257,6 @@ class CodeReward(Reward):
             for name, jobs in self._without(draft).items()
             if not any(all(o.passed for o in self._outcomes[job]) for job in jobs)
         )
-
-    def _slowest(self, task: Task) -> float:
-        """Return the seconds of the slowest of the task's programs so far."""
-        return self._seconds.get(task.fields["test"], 0.0)
 
     def _fresh_jobs(
         self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]

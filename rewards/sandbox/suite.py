@@ -90,7 +90,11 @@ def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
     if not isinstance(node, ast.Assert):
         return None
     nodes = list(ast.walk(node.test))
-    calls = [n for n in nodes if isinstance(n, ast.Call) and _is_name(n.func, under_test)]
+    calls = [
+        n
+        for n in nodes
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in under_test
+    ]
     uncertain = ast.BoolOp | ast.IfExp | ast.Lambda | ast.comprehension
     if len(calls) != 1 or any(isinstance(n, uncertain) for n in nodes):
         return None
@@ -100,10 +104,6 @@ def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
         return wire.call(arguments, keywords)
     except (ValueError, TypeError, RecursionError, wire.Unsupported):
         return None
-
-
-def _is_name(node: ast.expr, names: set[str]) -> bool:
-    return isinstance(node, ast.Name) and node.id in names
 
 
 class _Recorder(ast.NodeTransformer):

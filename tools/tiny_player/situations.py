@@ -43,7 +43,7 @@ def situations(seed: int, game: str | None = None) -> Iterator[Situation]:
 
 def situation(rng: random.Random, game: Game) -> Situation:
     """Return one agent's prompt at some turn of a game."""
-    task = Task("pretraining", {"game": game.name, **ROWS.get(game.name, _nothing)(rng)})
+    task = Task("pretraining", {"game": game.name, **ROWS.get(game.name, lambda _: {})(rng)})
     least, most = game.agents
     count = rng.randint(least, most)
     agent, prompts = rng.randrange(count), Prompts(game)
@@ -97,10 +97,6 @@ def _private_texts(task: Task, agent: int, count: int) -> tuple[str, ...]:
 Row = dict[str, object]
 
 
-def _nothing(rng: random.Random) -> Row:
-    return {}
-
-
 def _codebook(rng: random.Random) -> Row:
     symbols = list(SYMBOLS[: rng.choice((2, 3, 4, 6, 8, 12, 16, 16))])
     return {"symbols": symbols, "symbol": rng.choice(symbols), "letters": rng.choice((1, 2, 2, 3))}
@@ -112,15 +108,9 @@ def _shards(rng: random.Random) -> Row:
     return {"numbers": draw(NUMBERS, k=8), "question": question}
 
 
-def _lock(rng: random.Random) -> Row:
-    return {"secrets": [rng.randrange(3), rng.randrange(3)]}
-
-
-def _chores(rng: random.Random) -> Row:
-    return {"numbered": rng.random() < 0.5}
-
-
 ROWS: dict[str, Callable[[random.Random], Row]] = {
-    "arena-codebook": _codebook, "arena-shards": _shards, "arena-lock": _lock,
-    "arena-chores": _chores,
-}  # fmt: skip
+    "arena-codebook": _codebook,
+    "arena-shards": _shards,
+    "arena-lock": lambda rng: {"secrets": [rng.randrange(3), rng.randrange(3)]},
+    "arena-chores": lambda rng: {"numbered": rng.random() < 0.5},
+}

@@ -137,7 +137,10 @@ def check_methods(
     ``inherited``: then what is not there at all is not missed either.
     """
     is_class = isinstance(target.found, type)
-    places = [*([] if is_class else [target.found]), *inspect.getmro(_class(target.found))]
+    places = [
+        *([] if is_class else [target.found]),
+        *inspect.getmro(target.found if is_class else type(target.found)),
+    ]
     for name in methods:
         form = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
         shown = f"{name}({', '.join(form)})"
@@ -156,10 +159,6 @@ def check_methods(
             raise UserError(f"{target}: its `{name}` is not called as {shown}: {error}") from error
         except ValueError:  # written in another language: it has no signature
             continue
-
-
-def _class(obj: Any) -> type:
-    return obj if isinstance(obj, type) else type(obj)
 
 
 def near(name: str, names: Iterable[str], otherwise: str) -> str:

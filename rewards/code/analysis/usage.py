@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comlrl.rewards.code.analysis.scopes import Definition, Names, Variable
@@ -75,7 +75,8 @@ def main_use(
     return MainUse(
         called=tuple(name for name in helpers if name in there),
         ignored=tuple(name for name in helpers if name in ignored),
-        wrapper=program.is_wrapper(),
+        # A wrapper only returns a helper's result, or that of a function which only does so.
+        wrapper=any(program.labels[node] for node in program.main),
     )
 
 
@@ -103,7 +104,10 @@ def _relevant(
                 relevant.add(node)
                 pending += [maker for name in reads[node] for maker in makers.pop(name, ())]
 
-    is_table = {name: _is_table(nodes) for name, nodes in makers.items()}
+    is_table = {
+        name: any(isinstance(node, ast.Assign | ast.AnnAssign) for node in nodes)
+        for name, nodes in makers.items()
+    }
     reach([node for node in makers[entry_point] if isinstance(node, Definition)])
     seen = set(relevant)
     tables = [name for node in seen for name in reads[node] if is_table.get(name)]
@@ -117,10 +121,6 @@ def _relevant(
                     tables.append(node.name)
     reach(fill)
     return relevant
-
-
-def _is_table(makers: Iterable[ast.stmt]) -> bool:
-    return any(isinstance(node, ast.Assign | ast.AnnAssign) for node in makers)
 
 
 class _Program:
@@ -251,13 +251,6 @@ class _Program:
         for source, how in self._sources(value):
             for label in self.labels[source]:
                 yield from _steps(label, how)
-
-    def is_wrapper(self) -> bool:
-        """Return whether main only returns a helper's result.
-
-        It may also call another of its functions that only does so.
-        """
-        return any(self.labels[node] for node in self.main)
 
     def _handed_on(self, function: ast.AST) -> Iterator[Source]:
         """Yield what ``return …aux(…)…`` calls or returns, if the function does nothing else.

@@ -110,14 +110,6 @@ def _character(character: str) -> str:
     return codecs.encode(character, "rot13")
 
 
-def _another(answer: Any, _: list[Any]) -> Any:
-    return another(answer)
-
-
-def _none(answer: Any, _: list[Any]) -> None:
-    return None
-
-
 def _constant() -> Replacement:
     first: list[Any] = []
 
@@ -155,10 +147,6 @@ def _argument(answer: Any, arguments: list[Any]) -> Any:
     return arguments[0] if arguments else None
 
 
-def _last_argument(answer: Any, arguments: list[Any]) -> Any:
-    return arguments[-1] if arguments else None
-
-
 def _copied(value: Any) -> Any:
     """Return a copy, so that a program's changes to a value do not affect the next one."""
     try:
@@ -192,12 +180,12 @@ def _replacing(make: Callable[[], Replacement]) -> Callable[[Helper], Helper]:
 
 _constantly = _replacing(_constant)
 REPLACEMENTS = {
-    "another": _replacing(lambda: _another),
-    "none": _replacing(lambda: _none),
+    "another": _replacing(lambda: lambda answer, _: another(answer)),
+    "none": _replacing(lambda: lambda *_: None),
     "constant": _constantly,
     "constant_elsewhere": lambda helper: _constantly(_elsewhere(helper)),
     "argument": _replacing(lambda: _argument),
-    "last_argument": _replacing(lambda: _last_argument),
+    "last_argument": _replacing(lambda: lambda _, arguments: arguments[-1] if arguments else None),
     HANDED_ON: lambda helper: helper,
 }
 
