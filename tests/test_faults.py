@@ -236,7 +236,7 @@ def test_out_of_memory_halves_the_micro_batch(
 
         def scarce(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             value = loss_of(agent, batch)
-            size = Trie.of(batch, last_tokens=False).count
+            size = Trie.from_batch(batch, last_tokens=False).count
             if size > 23:
                 value.backward()  # an error in the middle leaves gradients behind
                 raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
@@ -251,7 +251,7 @@ def test_out_of_memory_halves_the_micro_batch(
         assert halved == ["50", "25", "23"]
         assert agent.micro_batch_tokens == 23
         # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is logged
-        assert sorted(sizes[-3:]) == [10, 16, 23] and sums.of["tokens"] == 49
+        assert sorted(sizes[-3:]) == [10, 16, 23] and sums.totals["tokens"] == 49
         for one, other in zip(whole, gradients(agent), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 

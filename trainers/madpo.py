@@ -199,7 +199,7 @@ class MADPOTrainer:
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """Make one optimizer step of every trained agent; return their gradient norms."""
-        batch = PairBatch.of(self.team.processes.shard(pairs))
+        batch = PairBatch.from_pairs(self.team.processes.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
         total = sum(item.weight for item in pairs)
@@ -253,7 +253,7 @@ class MADPOTrainer:
         with self.team.acting(index) as agent:
             value_U = logprobs(agent, completions_U, self._temperature(index))
         if self.section.dpo_reference != "none":
-            value_U = value_U - self.reference.of(index, completions_U)
+            value_U = value_U - self.reference.values_of(index, completions_U)
         return batch.differences(value_U[owner_C])
 
     def _temperature(self, index: int) -> float:
@@ -263,7 +263,7 @@ class MADPOTrainer:
         """Measure the round's held-out pairs under the present policies."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
-            batch = PairBatch.of(self.team.processes.shard(pairs[at : at + 64]))
+            batch = PairBatch.from_pairs(self.team.processes.shard(pairs[at : at + 64]))
             sums.absorb(self._metrics(batch, self._deltas(batch)))
         return self._means(sums) if pairs else {}
 

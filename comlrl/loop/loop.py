@@ -128,7 +128,7 @@ class Loop:
         """
         try:
             same = restored.state["tasks"] == self.schedule.fingerprint
-            self.counters = Counters.of(restored.state["loop"])
+            self.counters = Counters.from_dict(restored.state["loop"])
             self.log.alarm.load(restored.state["collapse"])
             self.progress.load(restored.state.get("progress", {}))
             if self.log.sampled is not None:

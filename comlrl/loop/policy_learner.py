@@ -214,22 +214,23 @@ class PolicyLearner:
 
     def _metrics(self, index: int, sums: Sums) -> dict[str, float]:
         """Return what is logged of an agent. ``sums``: of all processes."""
-        of, section, passes = sums.of, self.section, self.section.update_epochs
-        count, tokens = max(1, of["completions"]), max(1, of["sampled_tokens"])
-        variance = of["credit_squared"] / count - (of["credit"] / count) ** 2
+        totals, section, passes = sums.totals, self.section, self.section.update_epochs
+        count, tokens = max(1, totals["completions"]), max(1, totals["sampled_tokens"])
+        variance = totals["credit_squared"] / count - (totals["credit"] / count) ** 2
         metrics = {
-            "loss": of["loss"] / max(1, of["nodes"] * section.shape.generations(index) * passes),
-            "entropy": -of["logprob"] / tokens,
-            "zero_advantage_share": of["zeros"] / count,
+            "loss": totals["loss"]
+            / max(1, totals["nodes"] * section.shape.generations(index) * passes),
+            "entropy": -totals["logprob"] / tokens,
+            "zero_advantage_share": totals["zeros"] / count,
             "advantage_std": math.sqrt(max(0.0, variance)),
         }
         if section.entropy_coef > 0:
-            metrics["entropy"] = of["entropy"] / (tokens * passes)
+            metrics["entropy"] = totals["entropy"] / (tokens * passes)
         if section.kl_coef > 0:
-            metrics["kl"] = of["kl"] / (tokens * passes)
+            metrics["kl"] = totals["kl"] / (tokens * passes)
         if section.takes_ratios:
-            ratios = of["tokens"] or math.nan  # none where all returns are equal
-            metrics |= {name: of[name] / ratios for name in ("clip_fraction", "approx_kl")}
+            ratios = totals["tokens"] or math.nan  # none where all returns are equal
+            metrics |= {name: totals[name] / ratios for name in ("clip_fraction", "approx_kl")}
             metrics["ratio_max"] = sums.maxima.get("ratio_max", math.nan)
         return metrics
 

@@ -56,7 +56,7 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     newest = checkpoint.newest(folder) if resume and folder.exists() else None
     if newest is None and holds_run(folder):
         _make_room(folder, config, resume)
-    before = FolderSnapshot.of(folder)
+    before = FolderSnapshot.from_folder(folder)
     make_writable(folder)
     config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
     changed = _changes(folder, config, sources)

@@ -95,7 +95,7 @@ class Counters:
     extra: dict[str, Any] = field(default_factory=dict)  # of the stages before the training steps
 
     @classmethod
-    def of(cls, held: Mapping[str, Any]) -> Counters:
+    def from_dict(cls, held: Mapping[str, Any]) -> Counters:
         """Read the counters of a checkpoint. Raise TypeError or ValueError where these are none."""
         counters = cls(**held)
         for name, least in vars(cls()).items():

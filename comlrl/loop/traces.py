@@ -28,7 +28,7 @@ class FolderSnapshot:
     missing: tuple[Path, ...]  # the folder and those above it that were not there, innermost first
 
     @classmethod
-    def of(cls, folder: Path) -> FolderSnapshot:
+    def from_folder(cls, folder: Path) -> FolderSnapshot:
         names = (
             frozenset(path.name for path in folder.iterdir()) if folder.is_dir() else frozenset()
         )

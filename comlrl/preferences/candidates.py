@@ -61,7 +61,7 @@ class CandidateSet:
     round: int = 0
 
     @classmethod
-    def of(
+    def from_tree(
         cls,
         tree: Tree,
         round_index: int = 0,

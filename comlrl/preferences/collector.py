@@ -222,7 +222,7 @@ class Collector:
         in_order = len(self.shape.stages) > 1  # some have read what others wrote
         first_N, count = self.rollout.prompts.first_N, self.section.num_agents
         sets = [
-            CandidateSet.of(tree, index, first_N(tree.task, count) if in_order else None)
+            CandidateSet.from_tree(tree, index, first_N(tree.task, count) if in_order else None)
             for tree in trees
         ]
         return self.loop.processes.gather(sets)

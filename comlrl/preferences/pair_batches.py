@@ -49,7 +49,7 @@ class PairBatch:
     weights: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pairs: Sequence[Weighted]) -> PairBatch:
+    def from_pairs(cls, pairs: Sequence[Weighted]) -> PairBatch:
         batch = cls()
         index: dict[Any, int] = {}
         for item in pairs:
@@ -199,7 +199,7 @@ class ReferenceValues:
             for completions_U, values in zip(completions_NU, self._values_N, strict=True)
         ]
 
-    def of(self, index: int, completions_U: Sequence[TokenizedCompletion]) -> torch.Tensor:
+    def values_of(self, index: int, completions_U: Sequence[TokenizedCompletion]) -> torch.Tensor:
         """Return agent ``index``'s values, shape (U,)."""
         return torch.tensor(
             [self.known_N[index][completion] for completion in completions_U], dtype=torch.float64

@@ -49,19 +49,19 @@ class Sums:
     """Named sums for the log, added up over micro-batches, updates, agents and processes; maxima
     stand beside them.
 
-    Sums of tensors stay on their device, in float64, until ``of`` or ``maxima`` is read: nothing
+    Sums of tensors stay on their device, in float64, until ``totals`` or ``maxima`` is read: nothing
     waits for a GPU before that.
     """
 
     def __init__(self, **values: float | torch.Tensor) -> None:
-        self._of: dict[str, Any] = defaultdict(float)
+        self._totals: dict[str, Any] = defaultdict(float)
         self._maxima: dict[str, Any] = {}
         self.add(**values)
 
     @property
-    def of(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         """The sums by their names, 0 for others."""
-        return _read(self._of)
+        return _read(self._totals)
 
     @property
     def maxima(self) -> dict[str, float]:
@@ -70,12 +70,12 @@ class Sums:
     def add(self, **values: float | torch.Tensor) -> None:
         """Add numbers, or the sums of tensors."""
         for name, value in values.items():
-            before = self._of[name]
+            before = self._totals[name]
             if isinstance(value, torch.Tensor):
                 value = value.detach().sum().double()
                 if isinstance(before, torch.Tensor):
                     value = value.to(before.device)
-            self._of[name] = before + value
+            self._totals[name] = before + value
 
     def reach(self, **values: float | torch.Tensor) -> None:
         """Keep the greatest; a tensor has one element."""
@@ -89,22 +89,24 @@ class Sums:
                 self._maxima[name] = max(before, value)
 
     def absorb(self, other: Sums) -> None:
-        self.add(**other._of)
+        self.add(**other._totals)
         self.reach(**other._maxima)
 
     def all_reduced(self, processes: Processes) -> Sums:
         """Return the sums of all processes' shards. A collective call."""
         reduced = Sums()
-        for of, maxima in processes.of_shards((dict(self.of), self.maxima)):
-            reduced.add(**of)
+        for totals, maxima in processes.of_shards((dict(self.totals), self.maxima)):
+            reduced.add(**totals)
             reduced.reach(**maxima)
         return reduced
 
     def means(self, per: str, processes: Processes) -> dict[str, float]:
         """Divide every sum of all processes by that of ``per``, add maxima. A collective call."""
         reduced = self.all_reduced(processes)
-        count = max(1.0, reduced.of[per])
-        return {k: reduced.of[k] / count for k in sorted(reduced.of) if k != per} | reduced.maxima
+        count = max(1.0, reduced.totals[per])
+        return {
+            k: reduced.totals[k] / count for k in sorted(reduced.totals) if k != per
+        } | reduced.maxima
 
 
 def _read(values: dict[str, Any]) -> dict[str, float]:

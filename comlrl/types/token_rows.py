@@ -28,7 +28,7 @@ class Row:
     contexts: tuple[int, ...] = ()
 
     @classmethod
-    def of(
+    def from_completions(
         cls,
         prompt_ids: tuple[int, ...],
         completions: Sequence[Completion],

@@ -56,7 +56,7 @@ class ImportanceWeightedSampler:
         self.team, self.sampler, self.cap = team, sampler, cap
         self.encode, self.fits, self.token_texts = sampler.encode, sampler.fits, sampler.token_texts
         self.sums = Sums()  # of this process, since ``collect``
-        self.total = Sums()  # of all processes, since ``metrics`` was last asked
+        self.unlogged = Sums()  # of all processes, since ``metrics`` was last asked
         self.warned = False
 
     def sample(
@@ -112,30 +112,30 @@ class ImportanceWeightedSampler:
     def collect(self) -> None:
         """Add up the sums of all processes, so that a checkpoint has them. A collective call."""
         sums, self.sums = self.sums.all_reduced(self.team.processes), Sums()
-        self.total.absorb(sums)
+        self.unlogged.absorb(sums)
 
     def state(self) -> dict[str, Any]:
         """Return what ``metrics`` has to know of completed steps; alike on all processes."""
-        return {"sums": dict(self.total.of), "maxima": dict(self.total.maxima)}
+        return {"sums": dict(self.unlogged.totals), "maxima": dict(self.unlogged.maxima)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what ``state`` returned; nothing, where an older checkpoint has none."""
-        self.total = Sums(**state.get("sums", {}))
-        self.total.reach(**state.get("maxima", {}))
+        self.unlogged = Sums(**state.get("sums", {}))
+        self.unlogged.reach(**state.get("maxima", {}))
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of what was sampled since the last call. A collective call."""
         self.collect()
-        sums, self.total = self.total, Sums()
-        count = sums.of.pop("completions", 0)
+        sums, self.unlogged = self.unlogged, Sums()
+        count = sums.totals.pop("completions", 0)
         if not count:
             return {}
         distance, tokens, present = (
-            sums.of.pop(name, 0.0) for name in ("distance", "tokens", "present")
+            sums.totals.pop(name, 0.0) for name in ("distance", "tokens", "present")
         )
         if tokens:
             self._warn(distance / tokens, distance / present)
-        metrics = {f"importance/{name}": value / count for name, value in sums.of.items()}
+        metrics = {f"importance/{name}": value / count for name, value in sums.totals.items()}
         return metrics | {f"importance/{name}": value for name, value in sums.maxima.items()}
 
     def _weighted(
@@ -153,7 +153,7 @@ class ImportanceWeightedSampler:
             return []
         numbers, logprob = itertools.count(), PerToken()
         rows = [
-            Row.of(
+            Row.from_completions(
                 prompt_ids,
                 group,
                 itertools.repeat(1.0, len(group)),

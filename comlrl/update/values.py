@@ -139,7 +139,7 @@ class StepValues:
 
         sums = self.reader.backward(states, loss)
         optimizer.step(progress)
-        return self.processes.total(sums.of["loss"]), count
+        return self.processes.total(sums.totals["loss"]), count
 
     def _loss(self, numbers: Sequence[int], value_A: torch.Tensor) -> torch.Tensor:
         old, returns = self.value.at(numbers), self.returns.at(numbers)

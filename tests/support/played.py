@@ -137,6 +137,6 @@ async def conversation(task, agents):
 def one_by_one(decisions, numbers, weight_T):
     """``Decisions.packed`` where no decisions share a row."""
     return [
-        Row.of(decisions[n].prompt_ids, [decisions[n].completion], weight_T[:1], [n])
+        Row.from_completions(decisions[n].prompt_ids, [decisions[n].completion], weight_T[:1], [n])
         for n in numbers
     ]

@@ -133,7 +133,7 @@ def test_the_probe_sees_directions_of_the_right_inputs(tokenizer):
     rows = [Situation("The symbol is cat.\n", ("A", "B"), ("cat", "")), *[RED] * 2]
     model = new_model(tokenizer)
     batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
-    labels = Labels().of(rows)
+    labels = Labels().encode(rows)
     assert labels.shape == (3, PLACES) and (labels != NOTHING).sum() == 3
     assert labels[1, 0] == labels[2, 0] != labels[0, 0]
     with Probe(model) as probe:

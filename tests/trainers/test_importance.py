@@ -384,8 +384,8 @@ def test_another_policy_than_the_trained_one_is_reported_once(drawn, capsys):
         corrected = ImportanceWeightedSampler(agents, Everything(drawn_N), 2.0)
         for _ in range(2):
             corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
-            assert corrected.sums.of["tokens"] == tokens
-            assert corrected.sums.of["distance"] / tokens == pytest.approx(less, rel=1e-9)
+            assert corrected.sums.totals["tokens"] == tokens
+            assert corrected.sums.totals["distance"] / tokens == pytest.approx(less, rel=1e-9)
             assert corrected.metrics()["importance/ratio_mean"] == pytest.approx(1, abs=0.03)
         warnings = capsys.readouterr().err
         assert warnings.count(f"differ from the trained policy's by {less:.2g} a token") == times

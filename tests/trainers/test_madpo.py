@@ -233,7 +233,7 @@ def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
 
 
 def test_a_candidate_is_read_once_however_many_pairs_it_is_in():
-    batch = PairBatch.of(PAIRS)
+    batch = PairBatch.from_pairs(PAIRS)
     assert len(batch.candidates_C) == 3 + 2 + 10
     assert (batch.winner_P[:2], batch.loser_P[:2]) == ([0, 0], [1, 2])
     # ∂(2 (v0 − v1) + 3 (v0 − v2)) / ∂v = 5, −2, −3.

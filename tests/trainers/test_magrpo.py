@@ -106,7 +106,7 @@ def test_a_clipped_update_by_hand(clip_range, loss, gradient, tmp_path):
     value.backward()
     assert float(value.detach()) == pytest.approx(loss)
     assert new.grad.tolist() == pytest.approx(gradient)
-    assert sums.of["clip_fraction"] == (2 if clip_range == 0.2 else 0)
+    assert sums.totals["clip_fraction"] == (2 if clip_range == 0.2 else 0)
     assert sums.maxima["ratio_max"] == pytest.approx(1.3)
 
 

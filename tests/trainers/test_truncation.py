@@ -207,7 +207,9 @@ def by_ratios(
 ):
     """∇L of PPO's and SHPPO's policy, whose first ratios must be 1; Â of a token = A · weight."""
     section = config("shppo", entropy_coef=0.0).section
-    row = Row.of(PROMPT, completions, [1.0] * len(completions), range(len(completions)))
+    row = Row.from_completions(
+        PROMPT, completions, [1.0] * len(completions), range(len(completions))
+    )
     head = way.layer
 
     def says(batch: TokenBatch):

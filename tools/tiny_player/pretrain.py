@@ -145,7 +145,7 @@ def train(
             part = rows[start : start + PART]
             batch = make_batch(part, tokenizer, draw)
             apart = divergence(model, batch)
-            missed = probe.loss(batch.prompt_ends, labels.of(part))
+            missed = probe.loss(batch.prompt_ends, labels.encode(part))
             ((apart + weight * missed) * PART / ROWS).backward()
             recent.append((apart.item(), missed.item()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

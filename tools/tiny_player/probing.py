@@ -30,7 +30,7 @@ class Labels:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def of(self, rows: Sequence[Situation]) -> torch.Tensor:
+    def encode(self, rows: Sequence[Situation]) -> torch.Tensor:
         """Return [R, PLACES] int64; NOTHING where a prompt has no content."""
         labels = torch.full((len(rows), PLACES), NOTHING)
         for line, row in zip(labels, rows, strict=True):

@@ -234,7 +234,7 @@ class FastDecoder:
         attend = self.attention(batch, batch.read(wanted_W, len(rows_W)))
         device = batch.ids_T.device
         hidden_WD = self.hidden(batch.ids_T, rotations, attend, acting, rows_W.to(device))
-        return gather(hidden_WD, Gather.of(of_A, len(rows_W)).to(device))
+        return gather(hidden_WD, Gather.from_rows(of_A, len(rows_W)).to(device))
 
     def attention(
         self, batch: Packed, last: AttentionPlan, keep: Callable[..., object] | None = None

@@ -20,7 +20,7 @@ class Graphs:
         """Initialize. ``capturing``: whether there is a GPU, and graphs are enabled."""
         self.capturing = capturing
         self.pool: Any = torch.cuda.graph_pool_handle() if self.capturing else None
-        self.of: dict[Hashable, Any] = {}
+        self.graphs: dict[Hashable, Any] = {}
 
     def run(self, key: Hashable, function: Callable[[], None], changed: Sequence[Tensor]) -> None:
         """Run ``function``, which reads and writes the same tensors at every call under ``key``.
@@ -30,16 +30,16 @@ class Graphs:
         if not self.capturing:
             function()
             return
-        if key not in self.of:
+        if key not in self.graphs:
             try:
-                self.of[key] = self._captured(function, changed)
+                self.graphs[key] = self._captured(function, changed)
             except torch.OutOfMemoryError:
                 self.capturing = False
                 torch.cuda.empty_cache()
                 notice("out of memory while capturing a CUDA graph: sampling goes on without")
                 function()
                 return
-        self.of[key].replay()
+        self.graphs[key].replay()
 
     def _captured(self, function: Callable[[], None], changed: Sequence[Tensor]) -> Any:
         before = [x.clone() for x in changed]

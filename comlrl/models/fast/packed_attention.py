@@ -51,7 +51,7 @@ class Gather:
     starts: Tensor  # of each row among ``slots``
 
     @classmethod
-    def of(cls, rows: Tensor, count: int, padding: Tensor | None = None) -> Gather:
+    def from_rows(cls, rows: Tensor, count: int, padding: Tensor | None = None) -> Gather:
         """Build from rows. ``count``: of the rows; ``padding``: slots, bool, without gradient."""
         used = torch.arange(len(rows)) if padding is None else (~padding).nonzero()[:, 0]
         slots = used[rows[used].argsort(stable=True)]
@@ -144,7 +144,9 @@ class AttentionPlan:
     rows: int
 
     @classmethod
-    def of(cls, grids: Sequence[Grid], tokens: int, read: Tensor, rows: int) -> AttentionPlan:
+    def from_grids(
+        cls, grids: Sequence[Grid], tokens: int, read: Tensor, rows: int
+    ) -> AttentionPlan:
         """Build a plan.
 
         ``read``: tokens whose outputs are read, each a query of a grid; ``rows``: of the result,
@@ -152,7 +154,7 @@ class AttentionPlan:
         """
         token_of_slot = torch.cat([grid.query_SC.flatten() for grid in grids])
         padding = torch.cat([~grid.query_mask_SC.flatten() for grid in grids])
-        queries = Gather.of(token_of_slot, tokens, padding)
+        queries = Gather.from_rows(token_of_slot, tokens, padding)
         key = torch.cat([grid.key_SK.flatten() for grid in grids])
         key_padding = torch.cat([~grid.key_mask_SK.flatten() for grid in grids])
         slot_of_row = queries.slots[queries.starts[read]]
@@ -164,7 +166,7 @@ class AttentionPlan:
             shapes=[grid.shape for grid in grids],
             masks=[grid.mask() for grid in grids],
             queries=queries,
-            keys=Gather.of(key, tokens, key_padding),
+            keys=Gather.from_rows(key, tokens, key_padding),
             slot_of_row=slot_of_row,
             row_of_slot=row_of_slot,
             unread=unread.nonzero()[:, 0],
@@ -200,7 +202,7 @@ class Packed:
         ``last_tokens``: completions' last tokens are computed too, though they predict nothing.
         """
         self.device = device
-        trie = Trie.of(batch, last_tokens)
+        trie = Trie.from_batch(batch, last_tokens)
         real = trie.token_RL >= 0
         tokens_T = torch.zeros(2, rounded(trie.count, step), dtype=torch.long)
         tokens_T[:, trie.token_RL[real]] = torch.stack(
@@ -229,7 +231,7 @@ class Packed:
             mask_SK = torch.cat([mask_PL[prompt_S], mask_SC], 1)
             self.completions.append(Grid(query_SC, mask_SC, key_SK, mask_SK))
         grids = [self.prompts, *self.completions]
-        all_tokens = AttentionPlan.of(
+        all_tokens = AttentionPlan.from_grids(
             grids, len(self.ids_T), torch.arange(trie.count), len(self.ids_T)
         )
         self.all_tokens = all_tokens.to(device)
@@ -244,7 +246,7 @@ class Packed:
         assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
         ends = self.ends_P[:, None]
         grids = [Grid(ends, torch.ones_like(ends).bool(), key_PL, mask_PL), *self.completions]
-        return AttentionPlan.of(grids, len(self.ids_T), wanted_W, rows).to(self.device)
+        return AttentionPlan.from_grids(grids, len(self.ids_T), wanted_W, rows).to(self.device)
 
     def attention(
         self,

@@ -32,7 +32,7 @@ class Trie:
     row_S: Tensor
 
     @classmethod
-    def of(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
+    def from_batch(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
         """Build a trie from sorted completions.
 
         The longest prefix that a completion shares with any before it, it shares with the previous

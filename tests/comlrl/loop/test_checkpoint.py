@@ -162,6 +162,6 @@ def test_right_sums_of_wrong_files(tmp_path: Path, file: str, content: bytes) ->
 )  # fmt: skip
 def test_counters_are_counts(change: dict) -> None:
     held = json.loads(json.dumps(asdict(Counters(steps=3, eval_start={"reward_mean": 1.0}))))
-    assert Counters.of(held) == Counters(steps=3, eval_start={"reward_mean": 1.0})
+    assert Counters.from_dict(held) == Counters(steps=3, eval_start={"reward_mean": 1.0})
     with pytest.raises((TypeError, ValueError)):
-        Counters.of(held | change)
+        Counters.from_dict(held | change)

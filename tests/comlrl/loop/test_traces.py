@@ -11,14 +11,14 @@ from tests.support.runs import Zygote, small
 
 def test_only_what_the_run_wrote_is_removed(tmp_path):
     folder = tmp_path / "outputs" / "run"
-    before = FolderSnapshot.of(folder)
+    before = FolderSnapshot.from_folder(folder)
     (folder / "samples").mkdir(parents=True)
     (folder / "config.yaml").touch()
     before.restore()
     assert list(tmp_path.iterdir()) == []
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("the user's")
-    before = FolderSnapshot.of(folder)
+    before = FolderSnapshot.from_folder(folder)
     (folder / "config.yaml").touch()
     before.restore()
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
@@ -33,7 +33,7 @@ def test_a_training_step_or_a_result_is_left(tmp_path):
         ("non_finite_batch.safetensors", "", True),
     ]:
         folder = tmp_path / "run"
-        before = FolderSnapshot.of(folder)
+        before = FolderSnapshot.from_folder(folder)
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(text + "\n")
         before.restore()

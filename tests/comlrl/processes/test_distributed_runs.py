@@ -167,7 +167,7 @@ def check_sharding(model: str) -> None:
     team = build_team(config)
     expected = state(team)["agent_1"]
     team.split()
-    assert Sums(loss=2.0).all_reduced(team.processes).of["loss"] == 2.0
+    assert Sums(loss=2.0).all_reduced(team.processes).totals["loss"] == 2.0
     assert team.processes.total(2.0) == 2.0
     weight = team.agents[0].model.model.layers[0].mlp.up_proj.base_layer.weight
     assert weight.shape == (48, 32) and weight.to_local().shape == (24, 32)

@@ -15,16 +15,16 @@ def test_sums_of_tensors_have_the_bits_of_numbers_added_one_by_one():
     for part in parts:
         sums.absorb(Sums(loss=part, tokens=len(part)))
         plain += float(part.sum())
-    assert sums.of == {"loss": plain, "tokens": 140}
-    assert sums.of["other"] == 0
+    assert sums.totals == {"loss": plain, "tokens": 140}
+    assert sums.totals["other"] == 0
 
 
 def test_reading_does_not_end_adding():
     sums = Sums(loss=torch.tensor([1.0, 2.0]))
-    assert sums.of["loss"] == 3.0
+    assert sums.totals["loss"] == 3.0
     sums.add(loss=torch.tensor(0.5), mixed=True)
     sums.add(loss=1, mixed=torch.tensor([True, True]))
-    assert sums.of == {"loss": 4.5, "mixed": 3.0}
+    assert sums.totals == {"loss": 4.5, "mixed": 3.0}
 
 
 def test_maxima_of_numbers_and_tensors():

@@ -70,7 +70,7 @@ def ids(letters: str) -> list[int]:
 
 def test_tokens_by_hand():
     #  2 + 4 + 1 tokens and 1 + 2
-    trie = Trie.of(pack(BY_HAND, PAD), last_tokens=True)
+    trie = Trie.from_batch(pack(BY_HAND, PAD), last_tokens=True)
     # Prompts 0, 1 and 2; a, b, c, "." are 3 to 6 and d is 7; below the other prompt 8 and 9.
     assert trie.count == 2 + (4 + 1) + 1 + 2 == 10
     assert trie.token_RL.tolist() == [
@@ -98,7 +98,7 @@ def test_tokens_by_hand():
 
 def test_last_tokens_are_not_computed_where_no_sibling_continues():
     #  2 tokens and a b c, of which "a" and "ab" are beginnings; 1 and a
-    trie = Trie.of(pack(BY_HAND, PAD), last_tokens=False)
+    trie = Trie.from_batch(pack(BY_HAND, PAD), last_tokens=False)
     assert trie.count == 2 + 3 + 1 + 1 == sum(map(computed, BY_HAND))
     assert trie.token_RL.tolist() == [
         [0, 1, 3, 4, 5, -1, 3, -1, 3, 4, -1],
@@ -110,7 +110,7 @@ def test_last_tokens_are_not_computed_where_no_sibling_continues():
     assert packed.predictor_A.tolist() == [1, 3, 4, 5, 1, 3, 1, 3, 4, 2, 6, 2, 6]
     assert packed.targets_A.tolist() == ids("abc.ababdabab")  # all are chosen still
     alone = pack([row("p:", ".", "a")], PAD)  # of one token: the prompt chooses, that is all
-    assert Trie.of(alone, last_tokens=False).count == 2
+    assert Trie.from_batch(alone, last_tokens=False).count == 2
     assert Packed(alone, HERE, 1).predictor_A.tolist() == [1, 1]
 
 
@@ -138,7 +138,7 @@ def test_the_mask_of_a_grid():
 def test_outputs_are_read_at_one_slot_each():
     # Token 1 fills slots 0 and 2, 0 fills slot 1; slot 3 is padding; token 2 fills none.
     token_SC, real_SC = torch.tensor([[1, 0], [1, 0]]), torch.tensor([[True, True], [True, False]])
-    plan = AttentionPlan.of([Grid.causal(token_SC, real_SC)], 3, torch.tensor([0, 1]), 3)
+    plan = AttentionPlan.from_grids([Grid.causal(token_SC, real_SC)], 3, torch.tensor([0, 1]), 3)
     at_slots = torch.tensor([[1.0], [2.0], [4.0], [8.0]], requires_grad=True)
     where = plan.slot_of_row, plan.row_of_slot, plan.unread, plan.rows
     rows = ReadOutputs.apply(at_slots, *where)
@@ -157,7 +157,7 @@ def test_prompts_alone_stay_in_their_order():
 def test_a_token_gathered_twice_has_both_gradients():
     # Rows 2, 0, 2 and, as padding, 1: only the first three count.
     rows, padding = torch.tensor([2, 0, 2, 1]), torch.tensor([False, False, False, True])
-    index = Gather.of(rows, 4, padding)
+    index = Gather.from_rows(rows, 4, padding)
     x = torch.arange(4.0, dtype=torch.float64)[:, None].requires_grad_()
     out = gather(x, index)
     assert out[:, 0].tolist() == [2, 0, 2, 1]
@@ -223,7 +223,7 @@ def test_random_tries():
             completions = ["".join(draw.choices("ab.", k=draw.randint(1, 7))) for _ in range(5)]
             start = "".join(draw.choices("ab", k=draw.randint(1, 5)))
             rows.append(row(start, *completions[: draw.randint(1, 5)]))
-        trie = Trie.of(pack(rows, PAD), last_tokens=False)
+        trie = Trie.from_batch(pack(rows, PAD), last_tokens=False)
         beginnings = [{c[:n] for c in r.completions for n in range(1, len(c))} for r in rows]
         assert trie.count == sum(map(computed, rows))
         assert trie.count == sum(
