@@ -46,11 +46,10 @@ def extremes(values: torch.Tensor) -> tuple[float, float]:
 
 
 class Sums:
-    """Named sums for the log, added up over micro-batches, updates, agents and processes; maxima
-    stand beside them.
+    """Named sums and maxima for the log, over micro-batches, updates, agents and processes.
 
-    Sums of tensors stay on their device, in float64, until ``totals`` or ``maxima`` is read: nothing
-    waits for a GPU before that.
+    Sums of tensors stay on their device, in float64, until ``totals`` or ``maxima`` is read, so
+    that nothing waits for a GPU before.
     """
 
     def __init__(self, **values: float | torch.Tensor) -> None:
