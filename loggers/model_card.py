@@ -1,4 +1,4 @@
-"""The model card of a trained team, written from what lies in the run directory."""
+"""The model card of a trained team, written from the files of its run directory."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class MAGRPOConfig(CommonConfig):
 
     refill: int = key(
         0,
-        "how often a step samples further tasks in the place of those whose siblings all have the "
+        "how often a step samples further tasks in place of those whose siblings all have the "
         "same return; 0: such tasks teach nothing",
         at_least=0,
         unused_if=(

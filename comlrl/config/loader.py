@@ -272,7 +272,7 @@ class Loader:
         raise UserError(text)
 
     def _key(self, key: str) -> Key | None:
-        """Return the key that a dotted name is of, or is an entry of; None: there is none."""
+        """Return the key that a dotted name is of, or is an entry of; None if there is none."""
         section, _, name = key.partition(".")
         if section in self.sections and name:
             return keys_of(self.sections[section]).get(name.partition(".")[0])

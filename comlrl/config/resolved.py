@@ -112,12 +112,12 @@ class CommonConfig(CommonKeys):
 
     @property
     def rounds(self) -> Rounds | None:
-        """Return how candidates are sampled and compared; None: there are none."""
+        """Return how candidates are sampled and compared; None if there are none."""
         return None
 
     @property
     def networks(self) -> Networks | None:
-        """Return the networks that distinguish agents of one policy; None: there are none."""
+        """Return the networks that distinguish agents of one policy; None if there are none."""
         return None
 
     @property

@@ -216,7 +216,7 @@ class RewardConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramConfig(Section):
-    """A function that plays each task's episodes, in the place of turns (docs/programs.md)."""
+    """A function that plays each task's episodes, in place of turns (docs/programs.md)."""
 
     unused_if: ClassVar[tuple[Unused, ...]] = (
         Unused(
@@ -227,7 +227,7 @@ class ProgramConfig(Section):
     target: str | None = key(None, "module:NAME of an `async def play(task, agents)`; null: turns")
     command: str | None = key(
         None,
-        "in the place of target: a command, run once an episode, that reaches its agents by "
+        "in place of target: a command, run once an episode, that reaches its agents by "
         "OPENAI_BASE_URL",
     )
     agents: list[str] = key([], "what the function calls the agents, in the order of num_agents")

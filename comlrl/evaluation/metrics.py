@@ -82,8 +82,8 @@ def measures(names: Iterable[str]) -> list[str]:
 
 def order_agreement(all_outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Compute the share of the sibling joint actions with different task rewards that the score
-    (the reward that was trained on) orders likewise: how far the model still holds where the
-    policies have moved to. Nothing where no two differ."""
+    (the reward that was trained on) orders the same way: whether the reward model still holds
+    for the present policies. Empty if no two differ."""
     right = count = 0
     for outcome in all_outcomes:
         scores = [(s.value, s.task_reward) for s in outcome.scores_K if s.task_reward is not None]

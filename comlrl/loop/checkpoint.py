@@ -74,7 +74,7 @@ class Checkpoints:
 
     @property
     def steps(self) -> int:
-        """Return the training steps of the newest checkpoint; 0: there is none."""
+        """Return the training steps of the newest checkpoint; 0 if there is none."""
         return self.newest[0] if self.newest is not None else 0
 
     @property

@@ -1,6 +1,6 @@
 """Ctrl-C and a cluster's preemption: a run ends in good order, the second signal ends it at once.
 
-No torch here: the handlers stand before anything heavy is imported.
+No torch here: the handlers are installed before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Signals:
             signal.signal(number, handler)
 
     def defer(self) -> None:
-        """Defer signals from here on, so that the work is not torn: whoever checks ``received``
-        ends the run."""
+        """Defer signals from now on, so that work is not interrupted; the caller checks
+        ``received`` and ends the run."""
         self._raise_at_once = False
 
     @contextlib.contextmanager

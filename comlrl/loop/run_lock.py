@@ -18,7 +18,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of some network file systems
 
 
 def holder(folder: Path) -> str | None:
-    """Return who runs in a folder: ``process 123 on host``; None: nobody."""
+    """Return who runs in a folder: ``process 123 on host``; None if nobody does."""
     path = folder / FILE
     if path.is_symlink() or not path.is_file():
         return None
@@ -43,7 +43,7 @@ def hold(folder: Path) -> Iterator[None]:
     path = folder / FILE
     lock = FileLock(path, mode=0o644)
     try:
-        lock.acquire(timeout=0.5)  # whoever asks for ``holder`` has it for a moment
+        lock.acquire(timeout=0.5)  # a call of ``holder`` takes it for a moment
     except Timeout:
         raise _in_use(folder, _text(path)) from None
     except OSError as error:

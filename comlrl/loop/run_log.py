@@ -40,7 +40,7 @@ class RunLog:
     ) -> None:
         """Set up the log. ``domain``: measures the trees. ``standing``: metrics that go into
         every record of a step or an evaluation. ``sampled``: those of what training samples;
-        None: there are none. Both are called on all processes."""
+        None if there are none. Both are called on all processes."""
         self.logger, self.domain = logger, domain
         self.standing, self.sampled = standing, sampled
         self.alarm = CollapseAlarm()

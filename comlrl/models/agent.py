@@ -123,7 +123,7 @@ class Agent:
 
     @property
     def switches(self) -> list[torch.nn.Module]:
-        """Modules that learning treats otherwise: with checkpointing, or LoRA dropout above 0."""
+        """Modules whose mode differs in learning: with checkpointing, or LoRA dropout above 0."""
         checkpointed = [
             m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)
         ]

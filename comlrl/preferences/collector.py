@@ -189,12 +189,12 @@ class Collector:
                 drop_after(path, present)
             else:
                 path.write_bytes(b"")
-        distributed.all_gather(None)  # nobody reads before the file is as it should be
+        distributed.all_gather(None)  # no process reads before the file is ready
         if self._remembered:
             self._check(path)
         has_content = path.stat().st_size > 0
         sets = read_sets(path, self.section.num_agents) if has_content else []
-        distributed.all_gather(None)  # nor writes before all have read
+        distributed.all_gather(None)  # no process writes before all have read
         if sets and not self._remembered:
             say(f"continuing after the {len(sets)} tasks that '{path}' holds")
         return sets

@@ -49,7 +49,7 @@ class Facts:
     prompts_first: bool = False  # the form of the joint texts that it was fitted to
     mean: float = 0.0  # of the raw scores of the round's candidates
     std: float = 1.0
-    accuracy: float | None = None  # share of held-out pairs ordered rightly; None: there are none
+    accuracy: float | None = None  # share of held-out pairs ordered rightly; None if there are none
     loss: float | None = None  # on those pairs
     pairs: int = 0  # trained on
     held_out_pairs: int = 0

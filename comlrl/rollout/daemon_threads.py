@@ -13,7 +13,7 @@ T = TypeVar("T")
 def start(job: Callable[[], T]) -> Future[T]:
     """Start a job in its own thread; returns its future result."""
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # whoever gives it up can still wait for its end
+    future.set_running_or_notify_cancel()  # a caller that gives it up can still wait for its end
 
     def work() -> None:
         try:

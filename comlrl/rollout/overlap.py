@@ -21,7 +21,7 @@ from comlrl.rollout import daemon_threads
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
 
-PAUSE = 0.2  # seconds between two attempts to end a growth that nobody needs any more
+PAUSE = 0.2  # seconds between two attempts to end a growth that is no longer needed
 
 
 class Holding(Protocol):
@@ -129,7 +129,7 @@ class OverlappedRollout:
             self._await(self._ahead)
 
     def close(self) -> None:
-        """End the growth that nobody needs any more; what it scores by now is finished first."""
+        """End the growth that is no longer needed, after the scores that are being computed."""
         grown = None if self._ahead is None else self._ahead.grown
         while grown is not None and not grown.done():
             self.holding.leave()

@@ -2,8 +2,8 @@
 
 A step is two functions of tensors at fixed addresses, each a CUDA graph where there is a GPU: the
 draw, and the pass of its tokens through the model (``models/fast/static_step.py``). Between them
-the host reads three numbers: rows that go on, rows whose draw needs more than the likeliest tokens,
-and rows whose text may hold a stop.
+the host reads three numbers: rows that continue, rows whose draw needs more than the likeliest
+tokens, and rows whose text may hold a stop.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class StaticDraw:
         self.commit()
 
     def commit(self) -> None:
-        """Write the newest tokens down, and who goes on after them."""
+        """Record the newest tokens, and which rows continue."""
         token_R, t = self.batch.token_R, self.batch.t
         self.tokens_RT.index_copy_(1, t, token_R.where(self.before_R, -1)[:, None])
         ended_R = self.stop_V.index_select(0, token_R) | (self.limit_R <= t + 1)

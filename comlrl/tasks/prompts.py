@@ -22,7 +22,7 @@ class Prompts:
     Args:
         domain: whose templates, fields and values they are.
         own: templates by role, ``system`` (a message before everything, as it stands),
-            ``revision`` and ``prefill``, in the place of the domain's; ``style``: the domain's
+            ``revision`` and ``prefill``, in place of the domain's; ``style``: the domain's
             words that they replace.
         chats_N: whether each agent's model has a chat template; empty: none has.
         thinks_N: whether each agent's prompts end within a thought that the template opens, where

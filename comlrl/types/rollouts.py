@@ -135,7 +135,7 @@ class Node:
     agents_N: tuple[AgentTurn, ...]  # of those that act here
     joint_actions_K: tuple[tuple[int, ...], ...]  # generation index of each that acts here
     scores_K: tuple[Score, ...]  # raw; empty where agents have still to act in this turn
-    rewards_K: tuple[float, ...]  # after reward_processor; empty likewise
+    rewards_K: tuple[float, ...]  # after reward_processor; empty where scores_K is
     terminated: bool = False  # mean reward exceeded early_termination_threshold
     first_agent: int = 0  # index of the first of those that act here
     # of all agents of the team, after reward_processor; empty: they share ``rewards_K``
@@ -380,7 +380,7 @@ class Decision:
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
     completion: Completion
-    before: int  # number of the same agent's decision before it; −1: there is none
+    before: int  # number of the same agent's decision before it; −1 if there is none
     # numbers of decisions: the latest prompts of all agents that were asked by then
     read: tuple[int, ...]
     reward: float  # of its first joint action, or what its agent was paid until its next call

@@ -33,7 +33,7 @@ class PolicyUpdate:
         L = (1/D) Σ_a [−w_a min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a]
 
     Where each sample is used once (``section.takes_ratios`` false), −w_a Â_a log π(a), which has
-    the same gradient, stands in the place of the minimum.
+    the same gradient, stands in place of the minimum.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PolicyUpdate:
         loss: TokenLoss | None = None,
     ) -> float:
         """Make one step of the optimizers on the mean over these rows' tokens; return the first
-        one's gradient norm, unclipped. ``loss``: in the place of ``PolicyUpdate.loss``."""
+        one's gradient norm, unclipped. ``loss``: in place of ``PolicyUpdate.loss``."""
         tokens = int(self.team.processes.total(sum(sum(row.chosen) for row in rows)))
         self.gradients(rows, optimizers, tokens, sums, loss)
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
@@ -102,7 +102,7 @@ class PolicyUpdate:
         loss: TokenLoss | None = None,
     ) -> None:
         """Add ∇L over these rows to the parameters of the optimizers. ``denominator``: D;
-        ``loss``: in the place of ``PolicyUpdate.loss``."""
+        ``loss``: in place of ``PolicyUpdate.loss``."""
 
         def batch_loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             of_batch = Sums()

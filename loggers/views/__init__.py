@@ -1,4 +1,4 @@
-"""A domain's name goes in, as it stands in ``domain.json``; how its runs are shown comes out."""
+"""The view of a domain's runs, by the domain's name in ``domain.json``."""
 
 from __future__ import annotations
 

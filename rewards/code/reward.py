@@ -69,7 +69,7 @@ class _Draft:
 
     names: tuple[str, ...]  # helpers, then the entry point
     in_place: bool  # the entry point need not return anything
-    parts: tuple[Contribution | None, ...]  # likewise
+    parts: tuple[Contribution | None, ...]  # one for each name
     program: str = ""
     problem: SyntaxProblem | None = None
     context: tuple[tuple[str, ...], str] = ((), "")  # the prompt's imports and functions

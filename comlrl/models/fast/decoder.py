@@ -86,7 +86,7 @@ class Product:
     def adapters(
         self, names: Sequence[str | None], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the adapters side by side, (in, n r) and (n r, out); None: there are none."""
+        """Return the adapters side by side, (in, n r) and (n r, out); None if there are none."""
         pairs = [None if name is None else self.adapter(name, dtype) for name in names]
         present = [pair for pair in pairs if pair is not None]
         if not present:

@@ -36,7 +36,7 @@ class Graphs:
             except torch.OutOfMemoryError:
                 self.capturing = False
                 torch.cuda.empty_cache()
-                notice("out of memory while capturing a CUDA graph: sampling goes on without")
+                notice("out of memory while capturing a CUDA graph: sampling continues without")
                 function()
                 return
         self.graphs[key].replay()

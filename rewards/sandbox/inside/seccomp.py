@@ -115,7 +115,7 @@ _DENIED_TO_PROGRAMS: Numbers = {
     # sockets beyond the process's own: a path or an abstract name may be that of a service outside
     "connect": (42, 203),
     "bind": (49, 200),
-    "sendmsg": (46, 211),  # whose address stands in memory, out of a filter's sight
+    "sendmsg": (46, 211),  # its address is in memory, which a filter cannot read
     "sendmmsg": (307, 269),
     "setsockopt": (54, 208),  # SO_PASSCRED adds the sender's process number to messages
     # what differs from run to run: random bytes of the kernel, this sandbox's user
