@@ -10,7 +10,7 @@ is larger than the noise where it exceeds two of its standard errors, 2 s √(2/
 It is that of sampling alone, not of other training seeds or other tasks.
 
 pass@k at equal FLOPs: k answers to each task that cost at least what one of the dearest does, of
-which one must pass. Tables go to standard output; evaluations are kept under --out and read again.
+which one must pass. Tables go to standard output; runs are kept under --out and read again.
 """
 
 from __future__ import annotations
@@ -54,28 +54,24 @@ def evaluated(what: str, key: int, options: argparse.Namespace) -> dict[str, Any
 
 def noise(rewards: Sequence[Sequence[float]]) -> float:
     """Return s: the standard deviation between keys, pooled over the compared results."""
-    return math.sqrt(
-        statistics.fmean(statistics.variance(contender_rewards) for contender_rewards in rewards)
-    )
+    return math.sqrt(statistics.fmean(map(statistics.variance, rewards)))
 
 
-def mean(evaluations: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
+def mean(runs: Sequence[Mapping[str, Any]], section: str, key: str) -> float:
     """Return the mean over the keys."""
-    return statistics.fmean(evaluation[section][key] for evaluation in evaluations)
+    return statistics.fmean(run[section][key] for run in runs)
 
 
-def row(name: str, evaluations: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
+def row(name: str, runs: Sequence[Mapping[str, Any]], budget: float) -> list[object]:
     """Return a table row. ``budget``: FLOPs of an answer of the most expensive contender."""
-    flops, samples = mean(evaluations, "budget", "flops_per_answer"), evaluations[0]["samples"]
+    flops, samples = mean(runs, "budget", "flops_per_answer"), runs[0]["samples"]
     k = math.ceil(budget / flops - 1e-9)
-    equal = (
-        f"{mean(evaluations, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"
-    )
-    each = ", ".join(f"{evaluation['metrics']['reward_mean']:.2f}" for evaluation in evaluations)
+    equal = f"{mean(runs, 'metrics', f'pass@{k}'):.2f} (k = {k})" if k <= samples else f"k = {k}"
+    each = ", ".join(f"{run['metrics']['reward_mean']:.2f}" for run in runs)
     return [
-        name, each, f"{mean(evaluations, 'metrics', 'reward_mean'):.2f}",
-        f"{mean(evaluations, 'metrics', 'pass@1'):.2f}",
-        equal, f"{mean(evaluations, 'budget', 'tokens_per_answer'):.0f}", f"{flops / 1e6:.0f}M",
+        name, each, f"{mean(runs, 'metrics', 'reward_mean'):.2f}",
+        f"{mean(runs, 'metrics', 'pass@1'):.2f}",
+        equal, f"{mean(runs, 'budget', 'tokens_per_answer'):.0f}", f"{flops / 1e6:.0f}M",
     ]  # fmt: skip
 
 
@@ -92,18 +88,20 @@ def main() -> None:
     if len(options.keys) < 2:
         parser.error("--keys: noise is what differs between keys; give two or more")
     evaluations = {w: [evaluated(w, key, options) for key in options.keys] for w in options.what}
-    rewards = {w: [one["metrics"]["reward_mean"] for one in own] for w, own in evaluations.items()}
-    budget = max(mean(own, "budget", "flops_per_answer") for own in evaluations.values())
+    rewards = {
+        w: [run["metrics"]["reward_mean"] for run in runs] for w, runs in evaluations.items()
+    }
+    budget = max(mean(runs, "budget", "flops_per_answer") for runs in evaluations.values())
     head = [
         "", "mean reward with each key", "mean", "pass@1", "pass@k at equal FLOPs",
         "tokens an answer", "FLOPs an answer",
     ]  # fmt: skip
-    print(table(head, [row(w, own, budget) for w, own in evaluations.items()]))
+    print(table(head, [row(w, runs, budget) for w, runs in evaluations.items()]))
     s = noise(list(rewards.values()))
     floor = 2 * s * math.sqrt(2 / len(options.keys))
     print(f"s = {s:.3f}; noise floor of a difference of means over {len(options.keys)} keys: "
           f"{floor:.3f}\n")  # fmt: skip
-    means = {w: statistics.fmean(own) for w, own in rewards.items()}
+    means = {w: statistics.fmean(by_key) for w, by_key in rewards.items()}
     rows = [
         [f"{b} − {a}", f"{means[b] - means[a]:+.3f}",
          "yes" if abs(means[b] - means[a]) > floor else "no"]
