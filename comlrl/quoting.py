@@ -20,7 +20,7 @@ def clean(text: str) -> str:
 
 
 def _token_start(text: list[str]) -> int | None:
-    """Return where the special token begins that a text ends in."""
+    """Return the start of the special token at a text's end."""
     if text[-3:] == ["<", "s", ">"]:
         return len(text) - 3
     if text[-4:] == ["<", "/", "s", ">"]:

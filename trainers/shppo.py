@@ -304,7 +304,7 @@ class SHPPOTrainer:
         )
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
-        """Return what is logged of the step before its update."""
+        """Return metrics of the step before its update."""
         _, mean, deviation = moments(samples.advantage_CV.flatten(), self.team.processes)
         metrics = {
             "advantage_mean": mean,

@@ -158,7 +158,7 @@ class PreferenceConfig(CommonConfig):
 
 
 def _single_turn(name: str, section: CommonConfig) -> Iterator[str]:
-    """Yield what preferences between single joint actions exclude."""
+    """Yield problems of settings that exclude preferences between single joint actions."""
     if section.num_turns != 1:
         yield (
             f"{name}.num_turns: {section.num_turns}; preferences compare single joint actions, so "

@@ -95,7 +95,7 @@ PAGE = "docs/migration.md"  # of CoMLRL 1.4's keys
 
 
 def hint(key: str, keys: Sequence[str], algorithm: str) -> str:
-    """Return what to write in place of an unknown key; "": nothing is like it.
+    """Return a suggestion for an unknown key; "" if no key is similar.
 
     The last part of the key counts, wherever it stands: first as a name of another library's, then
     as one of ours. Of several keys of that name, one of the algorithm's section, else the nearest.

@@ -107,12 +107,12 @@ class CommonConfig(CommonKeys):
 
     @property
     def policies(self) -> int:
-        """Return how many policies are trained: one for each agent, or one for all."""
+        """Return the number of trained policies: one for each agent, or one for all."""
         return 1 if self.one_policy else self.num_agents
 
     @property
     def rounds(self) -> Rounds | None:
-        """Return how candidates are sampled and compared; None if there are none."""
+        """Return the settings of candidates and pairs; None if there are none."""
         return None
 
     @property
@@ -122,7 +122,7 @@ class CommonConfig(CommonKeys):
 
     @property
     def critics(self) -> int:
-        """Return how many critics are trained."""
+        """Return the number of trained critics."""
         return 0
 
     @property
@@ -317,7 +317,7 @@ class Config:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``config.yaml`` holds: read back, it gives this object again."""
+        """Return the content of ``config.yaml``; reading it back gives an equal object."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)

@@ -94,7 +94,7 @@ def joint_returns_of_agents(tree: Tree, discount: float) -> list[list[list[float
 def _handed_on(
     future_of: Mapping[int, float], of_turn: list[float], count: int, candidates: int
 ) -> dict[int, float]:
-    """Return what is added to each of a node's ``count`` joint actions: of those with a child
+    """Return the term added to each of a node's ``count`` joint actions: of those with a child
     (``future_of``) and of those without. ``of_turn``: the futures of all ``candidates`` that were
     handed on."""
     average = mean(of_turn)

@@ -43,7 +43,7 @@ def completions(name: str, num_agents: int) -> int:
 
 
 def order(name: str) -> Literal["simultaneous", "sequential"]:
-    """Return how the agents of a baseline act in a turn."""
+    """Return the order in which a baseline's agents act in a turn."""
     return "sequential" if name == "sequential" else "simultaneous"
 
 

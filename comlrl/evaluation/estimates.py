@@ -165,7 +165,7 @@ def _count_measured(name: str, measured: _Measured) -> int:
 
 
 def _measured(chains: Sequence[RolloutResult], domain: Domain) -> _Measured:
-    """Return what the domain measures of a task's chains."""
+    """Return the domain's measures of a task's chains, by turn."""
     by_turn: _Measured = defaultdict(list)
     for tree in chains:
         for outcome in outcomes(tree):

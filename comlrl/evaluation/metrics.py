@@ -140,7 +140,7 @@ def _turn_metrics(
 
 
 def _score_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str, float]:
-    """Return what the scores say beyond their values, and what the domain measures."""
+    """Return means of the scores' parts and flags, and of the domain's measures."""
     values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in all_outcomes:
         for action, score, share in zip(

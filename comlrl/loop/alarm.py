@@ -65,7 +65,7 @@ class CollapseAlarm:
         return warnings
 
     def summary(self) -> str:
-        """Return what the end of a run says of steps without an advantage; empty: nothing."""
+        """Return the summary of steps without an advantage for the end of a run; may be empty."""
         if self.equal < LASTING or self.equal < SHARE * self.seen:
             return ""
         text = f"{self.equal} of {self.seen} steps taught nothing: all answers to a task earned "

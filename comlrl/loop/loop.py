@@ -275,7 +275,7 @@ class Loop:
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """Return what stages beside the training steps remember in checkpoints, by their names."""
+        """Return the state that stages beside the training steps keep in checkpoints, by name."""
         return self.counters.extra
 
     def remember(self, name: str, value: Any) -> None:
@@ -316,7 +316,7 @@ class Loop:
         return None if newest is None else newest[1]
 
     def _state(self) -> dict[str, Any]:
-        """Return what ``state.json`` of a checkpoint holds."""
+        """Return the content of a checkpoint's ``state.json``."""
         return {
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self.log.alarm.state(),

@@ -59,7 +59,7 @@ class PolicyLearner:
         self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
-        """Return what a checkpoint holds."""
+        """Return the parts that a checkpoint stores."""
         optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
         return self.team.parts() | optimizers
 
@@ -213,7 +213,7 @@ class PolicyLearner:
         return policy
 
     def _metrics(self, index: int, sums: Sums) -> dict[str, float]:
-        """Return what is logged of an agent. ``sums``: of all processes."""
+        """Return an agent's metrics. ``sums``: of all processes."""
         totals, section, passes = sums.totals, self.section, self.section.update_epochs
         count, tokens = max(1, totals["completions"]), max(1, totals["sampled_tokens"])
         variance = totals["credit_squared"] / count - (totals["credit"] / count) ** 2

@@ -18,7 +18,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of some network file systems
 
 
 def holder(folder: Path) -> str | None:
-    """Return who runs in a folder: ``process 123 on host``; None if nobody does."""
+    """Return the process that runs in a folder, as ``process 123 on host``; None if none does."""
     path = folder / FILE
     if path.is_symlink() or not path.is_file():
         return None

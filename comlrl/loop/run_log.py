@@ -23,7 +23,7 @@ class Sampled(Protocol):
         """Return the metrics of the steps since the last call. A collective call."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores of the steps since the last record."""
+        """Return a checkpoint's state of the steps since the last record."""
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 

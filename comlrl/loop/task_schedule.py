@@ -87,7 +87,7 @@ class TaskSchedule:
         return [task for task in shuffled if task.task_id not in names]
 
     def part_of(self, step: int) -> tuple[int, int]:
-        """Return which of how many steps of a pass it is; 0-based."""
+        """Return a step's index in its pass (0-based), and the number of steps in the pass."""
         index = self.round_of(step)
         parts = self._parts(index)
         return (step - self.start_of(index)) % parts, parts

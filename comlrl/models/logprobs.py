@@ -206,7 +206,7 @@ class FrozenHead(torch.autograd.Function):
 def survivors(
     logits: torch.Tensor, targets: torch.Tensor, support: SamplingSupport
 ) -> torch.Tensor:
-    """Return which tokens truncation left, bool (A, vocabulary).
+    """Return the mask of the tokens that truncation left, bool (A, vocabulary).
 
     They are the stored ids or, by these logits, those above the threshold; and always the chosen
     token.

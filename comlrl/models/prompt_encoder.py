@@ -146,7 +146,7 @@ class PromptEncoder:
         return re.sub(f"(.){MARK}", rf"{MARK}\1", text, flags=re.DOTALL)
 
     def _places(self, text: str, tokenizer: Any) -> list[int]:
-        """Return where control tokens begin in a text."""
+        """Return the positions in a text at which control tokens begin."""
         if not tokenizer.is_fast:
             return [match.start() for match in self._control_texts.finditer(text)]
         read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -181,7 +181,7 @@ class Collector:
         return self.loop.notes.get("preferences", {})
 
     def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
-        """Return what earlier processes of this run have left of the rounds so far."""
+        """Return the candidates that earlier processes of this run have stored."""
         if self._remembered and not path.exists():
             raise PreferenceError(f"'{path}' is missing; the run cannot continue without it")
         if distributed.is_main():

@@ -45,7 +45,7 @@ class Round:
 
 
 def tasks_at_once(batch_size: int, num_candidates: int) -> int:
-    """Return how many tasks are sampled and saved together; an interruption loses no more."""
+    """Return the number of tasks sampled and saved together; an interruption loses no more."""
     return max(batch_size, -(-AT_ONCE // num_candidates))
 
 

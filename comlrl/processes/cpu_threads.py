@@ -71,7 +71,7 @@ class LoadWatch:
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
-    """Return how many of ``threads`` have an idle core, at least one."""
+    """Return the number of ``threads`` with an idle core, at least one."""
     return max(1, min(threads, cores - round(busy)))
 
 

@@ -17,7 +17,7 @@ Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents)
 
 
 def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor | None:
-    """Return which tokens may complete a stop, per way of sampling, (ways, V); None: none may."""
+    """Return the mask of tokens that may complete a stop, (ways of sampling, V), or None."""
     if not any(stops):
         return None
     table = torch.zeros(len(stops), agent.vocabulary, dtype=torch.bool)
@@ -94,7 +94,7 @@ class Draw:
         return tokens
 
     def ended(self, tokens: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Return which of these rows end at this step; ``tokens``: of all rows, −1 after an end."""
+        """Return the mask of the rows that end here; ``tokens``: of all rows, −1 after an end."""
         last = tokens[rows, step]
         stopped = (last >= 0) & self.stop_V[last.clamp(min=0)]
         if self.completing is not None:

@@ -359,7 +359,7 @@ def _with_greedy(tree: Tree, chains_S: Sequence[_Chain]) -> Tree:
 
 
 def _turn(reading: Reading, sampled_G: tuple[Completion, ...]) -> AgentTurn:
-    """Return what an agent read and wrote. Its texts include the prefill, its tokens do not."""
+    """Return an agent's prompt and completions. Texts include the prefill, tokens do not."""
     if reading.prefill:
         sampled_G = tuple(replace(c, text=reading.prefill + c.text) for c in sampled_G)
     return AgentTurn(reading.prompt, reading.ids, sampled_G, reading.dropped)

@@ -76,7 +76,7 @@ class StaticDraw:
 
     @staticmethod
     def kinds(draw: Draw) -> Hashable:
-        """Return what two batches must have in common to share a state, beside their shapes."""
+        """Return a key that batches must share, beside their shapes, to use the same state."""
         ways = {(way.temperature == 0, way.truncates) for way in draw.ways}
         limit = None if draw.survivors is None else draw.survivors.limit
         return frozenset(ways), limit, None if draw.completing is None else len(draw.completing)

@@ -56,7 +56,7 @@ class StopTexts:
         return text
 
     def _place(self, text: str) -> int | None:
-        """Return where the first stop in a text begins."""
+        """Return the position of the first stop in a text."""
         places = [place for stop in self.texts if (place := text.find(stop)) >= 0]
         return min(places, default=None)
 

@@ -187,7 +187,7 @@ def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
 def _read(
     source: str, setting: str, base: str, data_files: Any = None, name: str | None = None
 ) -> Any:
-    """Return what the datasets library loads for a name. Raises UserError for any error."""
+    """Load a split with the datasets library. Raises UserError for any error."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -172,7 +172,7 @@ class Domain(Protocol):
         return {}
 
     def conventions(self, action: JointAction) -> Conventions | None:
-        """Return how the agents shared the work, or None if no conventions are defined."""
+        """Return the conventions by which the agents shared the work; None if none are defined."""
         return None
 
     def described(self, score: Score) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ class PolicyUpdate:
             self.old.measure(rows, reference=self.section.kl_coef > 0, also=also)
 
     def before(self) -> dict[str, float]:
-        """Return what is logged of the policy before its update, once all of it has been read."""
+        """Return metrics of the policy before its update, once all samples have been read."""
         old, processes, metrics = self.old.policy.flat(), self.team.processes, dict[str, float]()
         if self.section.entropy_coef == 0:
             metrics["entropy"] = -moments(old, processes)[1]

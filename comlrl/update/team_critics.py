@@ -65,7 +65,7 @@ class TeamCritics:
         return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
 
     def parts(self) -> Mapping[str, Critic | AgentOptimizer]:
-        """Return what a checkpoint holds."""
+        """Return the parts that a checkpoint stores."""
         networks = {f"critic_{i}": network for i, network in enumerate(self.networks)}
         return networks | {f"critic_optimizer_{i}": o for i, o in enumerate(self.optimizers)}
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def worker_threads(device: torch.device) -> int:
-    """Return how many jobs run at once."""
+    """Return the number of jobs that run in parallel."""
     return torch.get_num_threads() if device.type == "cpu" else 1
 
 

@@ -40,7 +40,7 @@ def optimum() -> float:
 
 
 def right_answers(secrets: Sequence[int], before: Sequence[str] | None) -> tuple[str, ...]:
-    """Return what the two agents should write after the answers ``before`` (None at turn 1)."""
+    """Return the right answers of the two agents after the answers ``before`` (None at turn 1)."""
     last = [0, 0] if before is None else [int(answer) for answer in reversed(before)]
     return tuple(
         SYMBOLS[(secret + received) % 3] for secret, received in zip(secrets, last, strict=True)

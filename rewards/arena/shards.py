@@ -55,7 +55,7 @@ def optimum() -> float:
 
 
 def right_answer(numbers: Sequence[int], question: str) -> str:
-    """Return what the judge should write."""
+    """Return the right answer of the judge."""
     if question == "pair":
         return "yes" if len(set(numbers)) < len(numbers) else "no"
     place = -1 if question == "largest" else (len(numbers) - 1) // 2

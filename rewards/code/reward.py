@@ -384,7 +384,7 @@ def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int
 
 
 def _use(draft: _Draft, helpers: Sequence[str], outcomes: Sequence[TestOutcome]) -> MainUse:
-    """Return how main uses the helpers that the program called while passing a test."""
+    """Return main's use of the helpers that the program called while passing a test."""
     main = draft.parts[-1]
     if main is None:
         return MainUse()

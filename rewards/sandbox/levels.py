@@ -44,7 +44,7 @@ def failure(level: str) -> str | None:
 
 
 def missing(level: str) -> tuple[str, ...]:
-    """Return what a usable level lacks on this machine."""
+    """Return the guarantees that a usable level lacks on this machine."""
     return _probe(level)[1]
 
 

@@ -92,7 +92,7 @@ def measured(shorter: str, longer: str) -> Step:
 
 
 def parts_of(step: Step) -> Mapping[str, float]:
-    """Return what two summaries earn, by part; levels that are not reached earn nothing."""
+    """Return two summaries' reward by part; levels that are not reached give 0."""
     structure = style = coherence = 0.0
     if all(WORDS[0] <= count <= WORDS[1] for count in step.words):
         structure += 0.5

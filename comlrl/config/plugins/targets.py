@@ -67,7 +67,7 @@ def passing(targets: Iterable[Target]) -> Iterator[None]:
 
 
 def passed(key: str) -> Target:
-    """Return what a caller from Python has passed for a key. Raises UserError for nothing."""
+    """Return the object that Python code passed for a key. Raises UserError if there is none."""
     if key not in _passed.get():
         raise UserError(
             f"{key}: '{FROM_PYTHON}', and nothing was passed for it; continue and evaluate this "
