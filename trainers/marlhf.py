@@ -99,7 +99,7 @@ class MARLHFTrainer:
             self._end_early()
 
     def parts(self) -> Mapping[str, Part]:
-        """Return a checkpoint's parts. In one round the model is frozen, and its folder holds it."""
+        """Return a checkpoint's parts. In one round the model is frozen and lies in its folder."""
         moving: dict[str, Part] = {}
         if self.section.num_iterations > 1:
             moving = {"reward_model": self.reward, "best_round": self.best}
