@@ -23,7 +23,7 @@ class Text(str):
     token_ids: tuple[int, ...]
 
     @classmethod
-    def of(cls, completion: Completion) -> Text:
+    def from_completion(cls, completion: Completion) -> Text:
         text = cls(completion.text)
         text.finished, text.token_ids = completion.finished, completion.token_ids
         return text
@@ -47,7 +47,9 @@ class Agent:
         """
         if isinstance(prompt, str):
             prompt = (*self._running.opening, Message("user", prompt))
-        return Text.of(await self._running.call(self._index, offered(tools) + messages(prompt)))
+        return Text.from_completion(
+            await self._running.call(self._index, offered(tools) + messages(prompt))
+        )
 
 
 class Agents(Mapping[str, Agent]):

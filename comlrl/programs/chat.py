@@ -65,27 +65,27 @@ class Written:
         return text if sent == [content, calls] and calls else tool_calls.render(content, calls)
 
 
-def read_request(asked: Mapping[str, Any], sampling: Sampling, written: Written) -> ChatRequest:
+def read_request(body: Mapping[str, Any], sampling: Sampling, written: Written) -> ChatRequest:
     """Check a request. ``sampling``: how the run samples the agent. Raises ValueError, which names
     the parameter, for what cannot be given."""
-    _check_sampling(asked, sampling)
-    tools, functions = _tools(asked)
-    listed = asked.get("messages")
+    _check_sampling(body, sampling)
+    tools, functions = _tools(body)
+    listed = body.get("messages")
     if not isinstance(listed, list):
         raise ValueError("messages: give a list of objects with role and content")
-    count = asked.get("n")
+    count = body.get("n")
     if count is not None and (type(count) is not int or not 1 <= count <= MAX_CHOICES):
         raise ValueError(f"n: {shown(count)}; give 1 to {MAX_CHOICES}")
-    options = asked.get("stream_options") or {}
+    options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
         raise ValueError(f"stream_options: {shown(options)}; give an object")
     return ChatRequest(
         prompt=tools + messages([_message(message, written) for message in listed]),
         functions=functions,
         count=count or 1,
-        stop=_stops(asked.get("stop")),
-        logprobs=_flag(asked, "logprobs"),
-        stream=_flag(asked, "stream"),
+        stop=_stops(body.get("stop")),
+        logprobs=_flag(body, "logprobs"),
+        stream=_flag(body, "stream"),
         stream_usage=_flag(options, "include_usage"),
     )
 
@@ -95,8 +95,8 @@ def shown(value: Any) -> str:
     return one_line(repr(value), 60)
 
 
-def _flag(asked: Mapping[str, Any], name: str) -> bool:
-    value = asked.get(name)
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
     if value not in (None, True, False):
         raise ValueError(f"{name}: {shown(value)}; give true or false")
     return bool(value)
@@ -116,7 +116,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
+def _check_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
     """Raise ValueError for a parameter that asks for another distribution than the run samples
     from. A greedy evaluation replaces what the program asks for."""
     policy = {
@@ -125,7 +125,7 @@ def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
         "top_k": sampling.top_k,
     }
     elsewhere = {"stream", "stream_options", "stop", "logprobs", "tool_choice"}
-    for name, value in asked.items():
+    for name, value in body.items():
         if value is None or name in WITHOUT_EFFECT or name in elsewhere:
             continue
         if name in ("max_tokens", "max_completion_tokens"):
@@ -146,7 +146,7 @@ def _check_sampling(asked: Mapping[str, Any], sampling: Sampling) -> None:
 
 
 def _tools(
-    asked: Mapping[str, Any],
+    body: Mapping[str, Any],
 ) -> tuple[tuple[Message, ...], dict[str, dict[str, Any]]]:
     """Return the tools as the prompt's beginning, and the types of their parameters; nothing with
     tool_choice none.
@@ -154,7 +154,7 @@ def _tools(
     A function that ``tool_choice`` names is the only one that the template shows. No choice
     constrains what is sampled. Raises ValueError.
     """
-    tools, choice = asked.get("tools") or [], asked.get("tool_choice")
+    tools, choice = body.get("tools") or [], body.get("tool_choice")
     shown_tools = offered(tools)
     if isinstance(choice, Mapping):
         function = choice.get("function")
@@ -230,7 +230,7 @@ def _text(part: Any) -> str:
 
 
 def reply(
-    asked: ChatRequest,
+    request: ChatRequest,
     model: str,
     drawn: Sequence[Completion],
     prompt_tokens: int,
@@ -246,7 +246,8 @@ def reply(
         "created": int(time.time()),
         "model": model,
         "choices": [
-            _choice(i, completion, asked, tokens_of, written) for i, completion in enumerate(drawn)
+            _choice(i, completion, request, tokens_of, written)
+            for i, completion in enumerate(drawn)
         ],
         "usage": {
             "prompt_tokens": prompt_tokens, "completion_tokens": new,
@@ -258,14 +259,14 @@ def reply(
 def _choice(
     index: int,
     completion: Completion,
-    asked: ChatRequest,
+    request: ChatRequest,
     tokens_of: Mapping[int, str],
     written: Written,
 ) -> dict[str, Any]:
     content = completion.text
     calls: list[ToolCall] = []
-    if asked.functions:
-        content, calls = tool_calls.parse(completion.text, asked.functions)
+    if request.functions:
+        content, calls = tool_calls.parse(completion.text, request.functions)
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     reason = "stop" if completion.finished else "length"
     if calls:
@@ -276,7 +277,7 @@ def _choice(
             for number, call in zip(ids, calls, strict=True)
         ]
         reason = "tool_calls" if completion.finished else "length"
-    with_logprobs = asked.logprobs and completion.logprob_L  # a greedy completion has none
+    with_logprobs = request.logprobs and completion.logprob_L  # a greedy completion has none
     logprobs = _logprobs(completion, tokens_of) if with_logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
@@ -293,16 +294,16 @@ def _logprobs(completion: Completion, tokens_of: Mapping[int, str]) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def chunks(whole: Mapping[str, Any], usage: bool) -> Iterator[str]:
+def chunks(completion: Mapping[str, Any], usage: bool) -> Iterator[str]:
     """Iterate over a reply as server-sent events: each choice's message, why it ended, and at the
     end, if asked for, the usage."""
-    head = {key: whole[key] for key in ("id", "created", "model")}
+    head = {key: completion[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
 
     def event(*choices: Mapping[str, Any], **more: Any) -> str:
         return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n"
 
-    for choice in whole["choices"]:
+    for choice in completion["choices"]:
         message, index = dict(choice["message"]), choice["index"]
         if "tool_calls" in message:
             calls = message["tool_calls"]
@@ -311,5 +312,5 @@ def chunks(whole: Mapping[str, Any], usage: bool) -> Iterator[str]:
         yield event({**delta, "logprobs": choice["logprobs"]})
         yield event({"index": index, "delta": {}, "finish_reason": choice["finish_reason"]})
     if usage:
-        yield event(usage=whole["usage"])
+        yield event(usage=completion["usage"])
     yield "data: [DONE]\n\n"

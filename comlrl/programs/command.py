@@ -14,7 +14,7 @@ import json
 import os
 import signal
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from comlrl.programs.agents import Agents, room_for_process
@@ -35,8 +35,9 @@ async def play_command(argv: Sequence[str], task: Task, agents: Agents) -> Any:
 
 async def _run(argv: Sequence[str], task: Task, agents: Agents) -> tuple[str, int]:
     """Return the command's last line and its status."""
+    variables = {"OPENAI_BASE_URL": agents.base_url, "OPENAI_API_KEY": agents.api_key}
     process = await asyncio.create_subprocess_exec(
-        *argv, stdin=PIPE, stdout=PIPE, env=_environment(agents), start_new_session=True
+        *argv, stdin=PIPE, stdout=PIPE, env=os.environ | variables, start_new_session=True
     )
     try:
         row = json.dumps({"task_id": task.task_id, **task.fields}, default=str)
@@ -46,11 +47,6 @@ async def _run(argv: Sequence[str], task: Task, agents: Agents) -> tuple[str, in
         with contextlib.suppress(ProcessLookupError):  # with what it has started
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def _environment(agents: Agents) -> Mapping[str, str]:
-    own = {"OPENAI_BASE_URL": agents.base_url, "OPENAI_API_KEY": agents.api_key}
-    return os.environ | own
 
 
 async def _send(process: asyncio.subprocess.Process, text: str) -> None:
@@ -73,13 +69,13 @@ async def _last_line(process: asyncio.subprocess.Process) -> str:
 def _reward(line: str) -> float | dict[str, float]:
     """Parse a reward. Raises EpisodeError for a line that is not one."""
     try:
-        found = json.loads(line)
+        reward = json.loads(line)
     except ValueError:
-        found = None
-    numbers = found.values() if isinstance(found, dict) else [found]
+        reward = None
+    numbers = reward.values() if isinstance(reward, dict) else [reward]
     if not all(type(number) in (int, float) for number in numbers):
         raise EpisodeError(
             f"its last line of output is {line[:80]!r}; print the reward: a number, or an object "
             "with a number for each agent"
         )
-    return found
+    return reward

@@ -125,11 +125,11 @@ class Endpoint:
         episode = self._episode(request)  # strangers are refused before their body is read
         try:
             body = await _body(request)
-            asked, reply = await _unless_gone(request, self._reply(episode, body))
+            chat_request, reply = await _unless_gone(request, self._reply(episode, body))
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
-        if asked.stream:
-            events = chat.chunks(reply, asked.stream_usage)
+        if chat_request.stream:
+            events = chat.chunks(reply, chat_request.stream_usage)
             return StreamingResponse(events, media_type="text/event-stream")
         return _json(reply)
 
@@ -195,14 +195,14 @@ async def _completions(
 ) -> tuple[chat.ChatRequest, dict[str, Any]]:
     running, model = episode.running, body.get("model", "")
     agent = _index(running, model)
-    asked = chat.read_request(body, running.settings.sampling.of(agent), episode.written)
-    calls = (running.call(agent, asked.prompt, asked.stop) for _ in range(asked.count))
+    request = chat.read_request(body, running.settings.sampling.of(agent), episode.written)
+    calls = (running.call(agent, request.prompt, request.stop) for _ in range(request.count))
     drawn = await _all(*calls)
-    read = len(running.context.encode(agent, asked.prompt))
-    tokens = {token for c in drawn for token in c.token_ids} if asked.logprobs else ()
+    read = len(running.context.encode(agent, request.prompt))
+    tokens = {token for c in drawn for token in c.token_ids} if request.logprobs else ()
     texts = running.settings.sampler.token_texts(agent, list(tokens))
     texts_of = dict(zip(tokens, texts, strict=True))
-    return asked, chat.reply(asked, model, drawn, read, texts_of, episode.written)
+    return request, chat.reply(request, model, drawn, read, texts_of, episode.written)
 
 
 def _index(running: RunningEpisode, name: Any) -> int:

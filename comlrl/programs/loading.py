@@ -23,10 +23,10 @@ def check_program(config: Config) -> None:
     """Raise UserError for an algorithm or settings that a program cannot have."""
     name, section = config.algorithm, config.section
     key = "program.target" if config.program.target is not None else "program.command"
-    given = f"{key}: '{config.program.target or config.program.command}'"
+    setting = f"{key}: '{config.program.target or config.program.command}'"
     if section.no_programs:
         raise UserError(
-            f"{given} with {name}, which cannot learn from a program: {section.no_programs}; use "
+            f"{setting} with {name}, which cannot learn from a program: {section.no_programs}; use "
             f"train_magrpo.py or train_grpo.py, or give {key}=null"
         )
     kind: Any = type(section)  # mypy does not see that classes have hashes

@@ -19,10 +19,10 @@ def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
 
     Raises ValueError for a malformed one.
     """
-    found = tuple(map(_message, prompt))
-    if not found:
+    conversation = tuple(map(_message, prompt))
+    if not conversation:
         raise ValueError("a prompt has no message")
-    return found
+    return conversation
 
 
 def offered(tools: Any) -> tuple[Message, ...]:
@@ -43,17 +43,17 @@ def _is_function(tool: Any) -> bool:
     return named and tool.get("type") == "function"
 
 
-def _message(given: Any) -> Message:
-    if isinstance(given, Mapping):
-        if set(given) != {"role", "content"}:
+def _message(message: Any) -> Message:
+    if isinstance(message, Mapping):
+        if set(message) != {"role", "content"}:
             raise ValueError(
-                f"a message has `role` and `content`, not {', '.join(map(str, given))}"
+                f"a message has `role` and `content`, not {', '.join(map(str, message))}"
             )
-        given = Message(given["role"], given["content"])
-    if not isinstance(given, Message):
-        raise ValueError(f"a message is {given!r}; give role and content")
-    if given.role not in ROLES:
-        raise ValueError(f"a message's role is {given.role!r}; give one of {', '.join(ROLES)}")
-    if not isinstance(given.content, str):
-        raise ValueError(f"a message's content is {given.content!r}; give a text")
-    return Message(given.role, without_surrogates(given.content))
+        message = Message(message["role"], message["content"])
+    if not isinstance(message, Message):
+        raise ValueError(f"a message is {message!r}; give role and content")
+    if message.role not in ROLES:
+        raise ValueError(f"a message's role is {message.role!r}; give one of {', '.join(ROLES)}")
+    if not isinstance(message.content, str):
+        raise ValueError(f"a message's content is {message.content!r}; give a text")
+    return Message(message.role, without_surrogates(message.content))

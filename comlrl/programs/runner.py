@@ -60,17 +60,19 @@ class EpisodeRunner:
             for i, (task, key) in enumerate(zip(tasks, keys, strict=True))
         ]
         try:
-            self.loop.run_until_complete(self._play([one for own in running for one in own]))
+            self.loop.run_until_complete(
+                self._play([episode for episodes in running for episode in episodes])
+            )
         finally:
             self._close()
-        return [[self._episodes[one] for one in own] for own in running]
+        return [[self._episodes[episode] for episode in episodes] for episodes in running]
 
     async def _play(self, running: Sequence[RunningEpisode]) -> None:
         self._all_ended = self.loop.create_future()
-        for one in running:
-            self._tasks[one] = task = self.loop.create_task(self._run(one))
+        for episode in running:
+            self._tasks[episode] = task = self.loop.create_task(self._run(episode))
             task.add_done_callback(self._retrieve)
-        self._next_end = min((one.deadline for one in running), default=math.inf)
+        self._next_end = min((episode.deadline for episode in running), default=math.inf)
         if running:
             await self._all_ended
 
@@ -87,15 +89,15 @@ class EpisodeRunner:
             if isinstance(error, UserError):
                 self._stop(error)
                 return
-            own = isinstance(error, EpisodeError | UnknownAgent)
-            text = str(error) if own else f"raised {described(error, program.target.sources)}"
+            is_plain = isinstance(error, EpisodeError | UnknownAgent)
+            text = str(error) if is_plain else f"raised {described(error, program.target.sources)}"
             self._fail(running, text)
 
-    def _end(self, running: RunningEpisode, given: Any, error: str | None = None) -> None:
+    def _end(self, running: RunningEpisode, result: Any, error: str | None = None) -> None:
         """Take an episode as it is; what it still waits for is withdrawn."""
         if running.ended or self.context.closed:
             return
-        episode = running.episode(given, error)
+        episode = running.episode(result, error)
         running.ended = True
         for answer in running.waiting:
             answer.cancel()
@@ -142,19 +144,19 @@ class EpisodeRunner:
         if self._fail_late():
             return 0
         outside = wait is not None or self.loop.listens  # something may come by itself
-        busy = [one for one in self._tasks if not one.waiting]
+        busy = [episode for episode in self._tasks if not episode.waiting]
         began = time.monotonic()
         due = self.answers.when_idle(self._patience(busy, outside))
         if due == 0:
             took = time.monotonic() - began
-            for one in busy:  # nothing else runs while calls are answered in a wave
-                one.deadline += took
+            for episode in busy:  # nothing else runs while calls are answered in a wave
+                episode.deadline += took
             return 0
         if len(busy) == len(self._tasks) > 0 and not outside and not self.loop.in_threads:
-            for one in busy:
-                self._fail(one, "it waits for something that will never come")
+            for episode in busy:
+                self._fail(episode, "it waits for something that will never come")
             return 0
-        ends = [one.deadline - began for one in busy]
+        ends = [episode.deadline - began for episode in busy]
         ends += [seconds for seconds in (wait, due) if seconds is not None]
         return max(0.0, min(ends)) if ends else None
 
@@ -171,12 +173,14 @@ class EpisodeRunner:
         now = time.monotonic()
         if now < self._next_end:
             return False
-        late = [one for one in self._tasks if one.deadline <= now and not one.waiting]
-        for one in late:
+        late = [
+            episode for episode in self._tasks if episode.deadline <= now and not episode.waiting
+        ]
+        for episode in late:
             self._fail(
-                one, f"it took more than {self.settings.program.timeout:g} s (program.timeout)"
+                episode, f"it took more than {self.settings.program.timeout:g} s (program.timeout)"
             )
-        self._next_end = min((one.deadline for one in self._tasks), default=math.inf)
+        self._next_end = min((episode.deadline for episode in self._tasks), default=math.inf)
         return bool(late)
 
     def _close(self) -> None:

@@ -239,14 +239,16 @@ class RunningEpisode:
         if self.ended or self.context.closed:
             await self.context.loop.create_future()
 
-    def episode(self, given: Any, error: str | None = None) -> Episode:
-        """Return the finished episode; ``given``: the program's result. Raises TargetError."""
+    def episode(self, result: Any, error: str | None = None) -> Episode:
+        """Return the finished episode; ``result``: the program's result. Raises TargetError."""
         names_N, process = self.program.names_N, self.settings.process
         where = f"{self} gave"
-        score = checked_score(_by_name(given, names_N, where), len(names_N), where)
-        action = next((action for known, action in self.scored if known is given), None)
+        score = checked_score(_by_name(result, names_N, where), len(names_N), where)
+        action = next(
+            (action for scored_result, action in self.scored if scored_result is result), None
+        )
         agents = range(len(names_N))
-        own = score.by_agent if self.settings.own_rewards else None
+        reward_N = score.by_agent if self.settings.own_rewards else None
         made_N = [[s for s, c in enumerate(self.calls) if c and c.agent == i] for i in agents]
         paid_N = tuple(
             (
@@ -255,7 +257,7 @@ class RunningEpisode:
                     for agent, slot, value in self.paid
                     if agent == i
                 ),
-                AgentReward(len(made_N[i]), process(own[i] if own else score.value)),
+                AgentReward(len(made_N[i]), process(reward_N[i] if reward_N else score.value)),
             )
             for i in agents
         )
@@ -270,14 +272,14 @@ class RunningEpisode:
         )
 
 
-def _by_name(given: Any, names_N: Sequence[str], where: str) -> Any:
+def _by_name(result: Any, names_N: Sequence[str], where: str) -> Any:
     """Return a mapping from agents to numbers as a Score; anything else unchanged."""
-    if not isinstance(given, Mapping):
-        return given
-    if set(given) != set(names_N):
+    if not isinstance(result, Mapping):
+        return result
+    if set(result) != set(names_N):
         raise TargetError(
-            f"{where} rewards of {', '.join(map(str, given)) or 'nobody'}; give a number for each "
+            f"{where} rewards of {', '.join(map(str, result)) or 'nobody'}; give a number for each "
             f"of {', '.join(names_N)}"
         )
-    own = tuple(float(given[name]) for name in names_N)
-    return Score(math.fsum(own) / len(own), by_agent=own)
+    reward_N = tuple(float(result[name]) for name in names_N)
+    return Score(math.fsum(reward_N) / len(reward_N), by_agent=reward_N)

@@ -101,17 +101,20 @@ def weighted(
         for call in (call for episode in episodes for call in episode.calls):
             groups_N[call.agent].setdefault((task, call.prompt_ids), []).append(call)
     weighted_N = sampler.weighted(
-        [[Request(ids, ((),) * len(own)) for (_, ids), own in g.items()] for g in groups_N],
-        [[tuple(call.completion for call in own) for own in g.values()] for g in groups_N],
+        [[Request(ids, ((),) * len(calls)) for (_, ids), calls in g.items()] for g in groups_N],
+        [[tuple(call.completion for call in calls) for calls in g.values()] for g in groups_N],
         sampling,
     )
-    found = {
+    weighted_calls = {
         id(call): replace(call, completion=completion)
         for groups, weighted in zip(groups_N, weighted_N, strict=True)
-        for own, completions in zip(groups.values(), weighted, strict=True)
-        for call, completion in zip(own, completions, strict=True)
+        for calls, completions in zip(groups.values(), weighted, strict=True)
+        for call, completion in zip(calls, completions, strict=True)
     }
     return [
-        [replace(one, calls=tuple(found[id(call)] for call in one.calls)) for one in episodes]
+        [
+            replace(episode, calls=tuple(weighted_calls[id(call)] for call in episode.calls))
+            for episode in episodes
+        ]
         for episodes in episodes_BG
     ]

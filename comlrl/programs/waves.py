@@ -77,8 +77,8 @@ class Waves:
             groups_N[call.agent].setdefault(like, []).append(index)
         requests_N = [
             [
-                Request(ids, tuple(waiting[index][0].key for index in own))
-                for (_, ids), own in groups.items()
+                Request(ids, tuple(waiting[index][0].key for index in indices))
+                for (_, ids), indices in groups.items()
             ]
             for groups in groups_N
         ]
@@ -86,8 +86,8 @@ class Waves:
             requests_N, self.settings.sampling.with_stops(stop)
         )
         for groups, sampled in zip(groups_N, sampled_N, strict=True):
-            for own, completions in zip(groups.values(), sampled, strict=True):
-                for index, completion in zip(own, completions, strict=True):
+            for indices, completions in zip(groups.values(), sampled, strict=True):
+                for index, completion in zip(indices, completions, strict=True):
                     call, answer = waiting[index]
                     call.record(completion)
                     answer.set_result(completion)

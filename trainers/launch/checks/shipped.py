@@ -12,14 +12,14 @@ LAUNCH = __package__.removesuffix(".checks")  # `python -m` this is the command 
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout that is configs/
 
 
-def config_file(given: str | Path, option: str = "--config", folder: Path = CONFIGS) -> Path:
+def config_file(name: str | Path, option: str = "--config", folder: Path = CONFIGS) -> Path:
     """Return the path of a YAML file, or of the shipped one of that name where there is no such
     file.
 
     ``magrpo_quickstart``, ``magrpo_quickstart.yaml`` and ``configs/magrpo_quickstart.yaml`` are
     the same one. Raises UserError, naming ``option``, for a name that is neither.
     """
-    path = Path(given)
+    path = Path(name)
     if path.exists() or path.is_absolute():
         return path
     shipped = folder / f"{path.name.removesuffix('.yaml')}.yaml"
@@ -30,7 +30,7 @@ def config_file(given: str | Path, option: str = "--config", folder: Path = CONF
         return path  # whoever reads it says that it is not there
     near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
     hint = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
-    raise UserError(f"{option}: '{given}' is neither a file nor a shipped configuration; {hint}")
+    raise UserError(f"{option}: '{name}' is neither a file nor a shipped configuration; {hint}")
 
 
 def train_command(script: str) -> list[str] | None:

@@ -31,13 +31,13 @@ def check_solutions(
         scores = reward.score(actions)
     finally:
         reward.close()
-    if all(found.passed is None for found in scores):
-        mean = fmean(found.task_value for found in scores)
+    if all(scored.passed is None for scored in scores):
+        mean = fmean(scored.task_value for scored in scores)
         return ["", f"{'solutions':<22}{len(scores):,} scored, mean reward {mean:.4g}"]
     failed = [
-        f"cannot be won: {one_line(action.task.task_id)}: {one_line(work.domain.failure(found))}"
-        for action, found in zip(actions, scores, strict=True)
-        if not found.passed
+        f"cannot be won: {one_line(action.task.task_id)}: {one_line(work.domain.failure(scored))}"
+        for action, scored in zip(actions, scores, strict=True)
+        if not scored.passed
     ]
     passed = len(actions) - len(failed)
     return ["", f"{'solutions':<22}{passed:,} of {len(actions):,} pass", *failed]
