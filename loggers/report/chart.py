@@ -7,7 +7,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)  # further lines are dashed
 MAX_POINTS, MAX_ROWS = 300, 20  # of a line, more are averaged in bins; of a table
@@ -87,7 +87,7 @@ def thinned(series: Series) -> Series:
         return series
     edges = [i * count // MAX_POINTS for i in range(MAX_POINTS + 1)]
     bins = [slice(*pair) for pair in itertools.pairwise(edges)]
-    changed = {
+    changed: dict[str, Any] = {
         name: [average(values[part]) for part in bins]
         for name in ("xs_X", "ys_X", "low_X", "high_X")
         if len(values := getattr(series, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,26 +43,18 @@ class Section:
 
 def sections(run: Run) -> list[Section]:
     """Return the report's sections in reading order, without empty ones."""
-    makers: tuple[Callable[[Run], Section], ...] = (
-        _learning,
-        _conventions,
-        _parts,
-        _turns,
-        _behaviour,
-        _tasks,
-        _preferences,
-        _latents,
-        _optimisation,
-        _timings,
-    )
+    makers = (
+        _learning, _conventions, _parts, _turns, _behaviour, _tasks, _preferences, _latents,
+        _optimisation, _timings,
+    )  # fmt: skip
     made = [make(run) for make in makers]
     return [section for section in made if section.charts]
 
 
 def figures(run: Run) -> dict[str, Chart]:
     """Return the learning curve, reward parts and joint-action shares, if there are any."""
-    found = {"reward": _reward(run), "reward_parts": _parts(run).charts, "shares": _shares(run)}
-    return {name: charts[0] for name, charts in found.items() if charts}
+    made = {"reward": _reward(run), "reward_parts": _parts(run).charts, "shares": _shares(run)}
+    return {name: charts[0] for name, charts in made.items() if charts}
 
 
 def _reward(run: Run) -> list[Chart]:
@@ -113,13 +105,8 @@ def _learning(run: Run) -> Section:
         xs, ys = run.series("eval", "model_score_mean")
         if xs:
             pair.append(Series("model score, held-out tasks", xs, ys, PINK, dots=True))
-        charts.append(
-            Chart(
-                "Model score and task reward",
-                pair,
-                note="A score that rises while the task reward does not is reward hacking.",
-            )
-        )
+        note = "A score that rises while the task reward does not is reward hacking."
+        charts.append(Chart("Model score and task reward", pair, note=note))
     return Section("Learning", tuple(charts))
 
 
@@ -142,9 +129,9 @@ def _conventions(run: Run) -> Section:
     by_role: dict[str, list[str]] = {}
     kinds: dict[str, int] = {}
     for name in run.names(phase):
-        if found := CONVENTION.match(name):
-            by_role.setdefault(found[1], []).append(found[2])
-            kinds.setdefault(found[2], len(kinds))
+        if match := CONVENTION.match(name):
+            by_role.setdefault(match[1], []).append(match[2])
+            kinds.setdefault(match[2], len(kinds))
     charts = []
     for role, names in by_role.items():
         if len(run.series(phase, f"convention/{role}/{names[0]}")[0]) < 2:
@@ -158,8 +145,8 @@ def _conventions(run: Run) -> Section:
             title = f"Convention of {role}"
             charts.append(Chart(title, shares, "stacked", percent=True))
     if len(run.series(phase, "convention_match_rate")[0]) > 1:
-        match = Series("agree", *run.series(phase, "convention_match_rate"), GREEN, dots=True)
-        charts.append(Chart("Agents that follow the same convention", [match], percent=True))
+        agree = Series("agree", *run.series(phase, "convention_match_rate"), GREEN, dots=True)
+        charts.append(Chart("Agents that follow the same convention", [agree], percent=True))
     return Section("Learning to agree", tuple(charts), run.view.agreement)
 
 
@@ -183,29 +170,21 @@ def _turns(run: Run) -> Section:
 
 
 def _behaviour(run: Run) -> Section:
-    ends = [("cut at the limit", "truncation_share"), ("duplicates of siblings", "duplicate_share")]
-    lengths = of_agents(run, "completion_length_mean")
-    lengths = lengths or [("all", "completion_length_mean")]
-    own = _own(run)
-    return Section(
-        "What the agents do",
-        (
-            *own,
-            *metric_chart(run, "train", "Lengths in tokens", lengths, percent=False),
-            *metric_chart(run, "train", "Cut or repeated", ends),
-        ),
-        run.view.note,
-    )
-
-
-def _own(run: Run) -> list[Chart]:
-    """Return charts of the domain's measures."""
+    """Return charts of the domain's measures, of lengths, and of what was cut or repeated."""
     if run.view.charts is None:
-        passed = Metric(run.view.passed, "pass_rate")
-        found = (passed, *titled(None, run.all_names))
-        return [chart for metric in found for chart in both_phases(run, metric)]
-    asked = run.view.charts
-    return [c for a in asked for c in metric_chart(run, a.phase, a.title, a.metrics, a.percent)]
+        metrics = (Metric(run.view.passed, "pass_rate"), *titled(None, run.all_names))
+        charts = [chart for metric in metrics for chart in both_phases(run, metric)]
+    else:
+        charts = [
+            chart
+            for lines in run.view.charts
+            for chart in metric_chart(run, lines.phase, lines.title, lines.metrics, lines.percent)
+        ]
+    lengths = of_agents(run, "completion_length_mean") or [("all", "completion_length_mean")]
+    charts += metric_chart(run, "train", "Lengths in tokens", lengths, percent=False)
+    ends = [("cut at the limit", "truncation_share"), ("duplicates of siblings", "duplicate_share")]
+    charts += metric_chart(run, "train", "Cut or repeated", ends)
+    return Section("What the agents do", tuple(charts), run.view.note)
 
 
 def _tasks(run: Run) -> Section:
@@ -242,20 +221,12 @@ def _task_means(samples: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def _preferences(run: Run) -> Section:
     charts = []
-    counts = run.preferences.get("gaps") or {}
-    gaps = [float(gap) for gap, count in counts.items() for _ in range(count)]
-    if gaps:
-        edges, counted = _histogram(gaps)
-        limits = (0.0, float(max(counted)))
-        charts.append(
-            Chart(
-                "Reward gap of the pairs",
-                [Series("pairs", edges, counted)],
-                "bars",
-                y_range=limits,
-                x_label="winner − loser",
-            )
-        )
+    gaps = run.preferences.get("gaps") or {}
+    if total := sum(gaps.values()):
+        bins = max(1, min(24, total // 4))
+        counted, edges = np.histogram([float(gap) for gap in gaps], bins, weights=[*gaps.values()])
+        pairs, label = Series("pairs", edges.tolist(), counted.tolist()), "winner − loser"
+        charts.append(Chart("Reward gap of the pairs", [pairs], "bars", x_label=label))
     model = "Reward model: pairs ordered rightly"
     charts += metric_chart(run, "train", model, [("", "reward_model/accuracy")])
     for title, name, percent in (
@@ -264,17 +235,6 @@ def _preferences(run: Run) -> Section:
     ):
         charts += both_phases(run, Metric(title, name), percent, "held-out pairs")
     return Section("Preferences", tuple(charts))
-
-
-def _histogram(values: Sequence[float]) -> tuple[list[float], list[int]]:
-    """Return the edges of up to 24 equal bins, and the count of values in each."""
-    low, high = min(values), max(values)
-    bins = max(1, min(24, len(values) // 4))
-    width = (high - low) / bins or 1.0
-    counts = [0] * bins
-    for value in values:
-        counts[min(int((value - low) / width), bins - 1)] += 1
-    return [low + i * width for i in range(bins + 1)], counts
 
 
 def _latents(run: Run) -> Section:
@@ -288,7 +248,7 @@ def _latents(run: Run) -> Section:
     plane = centred @ axes[:2].T
     if plane.shape[1] < 2:
         plane = np.column_stack([plane, np.zeros(len(plane))])
-    kept = float((sizes[:2] ** 2).sum() / max((sizes**2).sum(), 1e-12))
+    explained = float((sizes[:2] ** 2).sum() / max((sizes**2).sum(), 1e-12))
     end = max(line["step"] for line in lines) or 1
     every = max(1, len(lines) // 1200)
     roles = list(dict.fromkeys(str(line["role"]) for line in lines))
@@ -298,18 +258,18 @@ def _latents(run: Run) -> Section:
         xs, ys = plane[rows].T.tolist()
         opacity = [lines[n]["step"] / end for n in rows]
         groups.append(Series(role, xs, ys, i, opacity_X=opacity))
-    note = f"Two principal axes: {kept:.0%} of the variance. Opaque: late in training."
+    note = f"Two principal axes: {explained:.0%} of the variance. Opaque: late in training."
     chart = Chart("Latents of the roles", groups, "dots", x_label="", note=note)
     return Section("Latents", (chart,))
 
 
 def _optimisation(run: Run) -> Section:
     """Return charts of every other training metric, with the agents side by side."""
-    of_trees = {found[1] for name in run.names("train") if (found := OF_TURN.match(name))}
+    of_trees = {match[1] for name in run.names("train") if (match := OF_TURN.match(name))}
     bases: dict[str, None] = {}
     for name in run.names("train"):
-        found = AGENT.match(name)
-        base = found[2] if found and name not in of_trees else name
+        match = AGENT.match(name)
+        base = match[2] if match and name not in of_trees else name
         if base not in {*of_trees, *OF_TREES} and not ELSEWHERE.match(base):
             bases[base] = None
     charts: list[Chart] = []

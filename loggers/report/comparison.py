@@ -25,14 +25,7 @@ from comlrl.loggers.views.view import Metric, View, titled
 from comlrl.run_files import REPORT
 
 REWARD = Metric("Mean reward", "reward_mean")
-NOT_SETTINGS = (
-    "seed",
-    "output",
-    "wandb",
-    "trackio",
-    "agent_devices",
-    "distributed",
-)  # what seeds may differ in
+NOT_SETTINGS = ("seed", "output", "wandb", "trackio", "agent_devices", "distributed")
 GRID = 100  # points of an averaged curve
 
 
@@ -50,16 +43,6 @@ class Group:
         more = len(self.run_names) - 2
         shown = (*self.run_names[:2], *([f"{more} more"] if more > 0 else []))
         return f"{self.name} ({', '.join(shown)})"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A metric's mean over seeds with its 95% bootstrap interval, on environment steps."""
-
-    xs_X: np.ndarray
-    mean_X: np.ndarray
-    low_X: np.ndarray
-    high_X: np.ndarray
 
 
 def write_comparison(
@@ -87,7 +70,11 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
         "faint: each seed on held-out tasks."
     )
-    if len({_reward(group.runs[0]) for group in groups}) > 1:
+    configs = [group.runs[0].config for group in groups]
+    if any(
+        (c.get("domain"), c.get("reward")) != (configs[0].get("domain"), configs[0].get("reward"))
+        for c in configs
+    ):
         note += " The settings do not share one reward: how high their curves lie does not compare."
     return page(
         title="Comparison",
@@ -108,8 +95,8 @@ def _links(group: Group, folder: Path) -> list[tuple[str, str]]:
 def _shown(groups: Sequence[Group]) -> list[Metric]:
     """Return reward and pass rate, then the metrics that the runs' domain views compare."""
     runs = [run for group in groups for run in group.runs]
-    own = [metric for run in runs for metric in titled(run.view.compared, run.all_names)]
-    return list(dict.fromkeys([REWARD, _passed(groups), *own]))
+    shares = [metric for run in runs for metric in titled(run.view.compared, run.all_names)]
+    return list(dict.fromkeys([REWARD, _passed(groups), *shares]))
 
 
 def _passed(groups: Sequence[Group]) -> Metric:
@@ -127,26 +114,31 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
     named after its algorithm and the settings that distinguish it from others of that algorithm.
     Raises ReportError if there are not as many labels as settings.
     """
-    members: list[tuple[str, list[int]]] = []
-    for index, run in enumerate(runs):
-        key = _setting(run)
-        for known, indices in members:
-            if run.config and known == key and all(_seed(runs[i]) != _seed(run) for i in indices):
-                indices.append(index)
+    members: list[tuple[str, list[Run]]] = []
+    for run in runs:
+        key, seed = _setting(run), run.config.get("seed")
+        for setting, seeds in members:
+            taken = [other.config.get("seed") for other in seeds]
+            if run.config and setting == key and seed not in taken:
+                seeds.append(run)
                 break
         else:
-            members.append((key, [index]))
-    together = [tuple(runs[i] for i in indices) for _, indices in members]
-    names = labels or [_name(group[0], [one[0] for one in together]) for group in together]
+            members.append((key, [run]))
+    together = [seeds for _, seeds in members]
+    names = labels or [_name(seeds[0], [other[0] for other in together]) for seeds in together]
     if len(names) != len(together):
-        listed = "; ".join(", ".join(run.path.name for run in group) for group in together)
+        listed = "; ".join(", ".join(run.path.name for run in seeds) for seeds in together)
         raise ReportError(
             f"--labels: {len(names)} for {len(together)} settings; give one for each of: {listed}"
         )
-    own = _run_names(runs)
+    count = Counter(run.path.name for run in runs)  # two of a name: with their folders' names
+
+    def run_name(path: Path) -> str:
+        return path.name if count[path.name] == 1 else f"{path.parent.name}/{path.name}"
+
     return [
-        Group(name, group, tuple(own[i] for i in indices))
-        for name, group, (_, indices) in zip(names, together, members, strict=True)
+        Group(name, tuple(seeds), tuple(run_name(run.path) for run in seeds))
+        for name, seeds in zip(names, together, strict=True)
     ]
 
 
@@ -160,41 +152,24 @@ def _setting(run: Run) -> str:
     return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 
-def _reward(run: Run) -> str:
-    """Return a run's reward as text."""
-    return json.dumps([run.config.get("domain"), run.config.get("reward")], sort_keys=True)
-
-
-def _seed(run: Run) -> Any:
-    return run.config.get("seed")
-
-
-def _run_names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the directories, with their parents' if two are the same."""
-    count = Counter(run.path.name for run in runs)
-    return [
-        run.path.name if count[run.path.name] == 1 else f"{run.path.parent.name}/{run.path.name}"
-        for run in runs
-    ]
-
-
 def _name(run: Run, others: Sequence[Run]) -> str:
+    """Return ``MAGRPO num_turns=2``: the settings that other runs of the algorithm do not have."""
     rivals = [_settings(other) for other in others if other.algorithm == run.algorithm]
-    own = _settings(run)
-    differing = [
-        name
-        for name in sorted({name for one in rivals for name in one})
-        if any(one.get(name) != own.get(name) for one in rivals)
-    ]
-    settings = [f"{name.removeprefix(run.algorithm + '.')}={own.get(name)}" for name in differing]
-    return " ".join([run.algorithm.upper(), *settings])
+    settings = _settings(run)
+    keys = sorted(set().union(*rivals))
+    differing = [k for k in keys if any(rival.get(k) != settings.get(k) for rival in rivals)]
+    words = [f"{key.removeprefix(run.algorithm + '.')}={settings.get(key)}" for key in differing]
+    return " ".join([run.algorithm.upper(), *words])
 
 
-def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
-    """Return a metric averaged over runs if all of them have it, None if one never does.
+def curve(
+    runs: Sequence[Run], phase: str, name: str, label: str = "", colour: int = 0
+) -> Series | None:
+    """Return a metric averaged over runs if all of them have it, None if any never does.
 
-    Runs are read off at common environment steps by straight lines between their records. The
-    reward of training is the task's also where a model's score stood for it.
+    Its band is the mean's 95% bootstrap interval. Runs are read off at common environment steps by
+    straight lines between their records. The reward of training is the task's also where a model's
+    score stood for it.
     """
     task = "task_reward_mean" if (phase, name) == ("train", "reward_mean") else name
     lines = [run.series(phase, task if run.series(phase, task)[0] else name) for run in runs]
@@ -203,12 +178,13 @@ def curve(runs: Sequence[Run], phase: str, name: str) -> Curve | None:
     start, end = max(xs[0] for xs, _ in lines), min(xs[-1] for xs, _ in lines)
     if start > end:
         return None
-    own = sorted({x for xs, _ in lines for x in xs if start <= x <= end})
-    grid = np.asarray(own if len(own) <= GRID else np.linspace(start, end, GRID))
+    steps = sorted({x for xs, _ in lines for x in xs if start <= x <= end})
+    grid = steps if len(steps) <= GRID else np.linspace(start, end, GRID).tolist()
     values_SX = np.array([np.interp(grid, xs, ys) for xs, ys in lines])
-    bands = [bootstrap_interval(column) for column in values_SX.T]
-    low, high = np.array(bands).T
-    return Curve(grid, values_SX.mean(axis=0), low, high)
+    bands = [bootstrap_interval(column) for column in values_SX.T] if len(runs) > 1 else []
+    low, high = zip(*bands, strict=True) if bands else ((), ())
+    means = values_SX.mean(axis=0).tolist()
+    return Series(label, grid, means, colour, low, high, dots=phase == "eval")
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -216,17 +192,15 @@ def _settings(run: Run) -> dict[str, Any]:
 
     The contents of the user's own modules are included.
     """
-    kept = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
-    return dict(_flat(kept)) | {name: digest[:8] for name, digest in run.modules.items()}
+    shared = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
+    return _flat(shared) | {name: digest[:8] for name, digest in run.modules.items()}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
+        nested = isinstance(value, Mapping)
+        pairs |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return pairs
 
 
@@ -243,27 +217,16 @@ def charts_of(groups: Sequence[Group]) -> dict[str, Chart]:
 def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> Chart | None:
     name, series = metric.name, []
     for colour, group in enumerate(groups):
-        one = curve(group.runs, phase, name)
-        if one is not None:
-            several = len(group.runs) > 1
-            if several and phase == "eval":
+        mean = curve(group.runs, phase, name, group.name, colour)
+        if mean is not None:
+            if len(group.runs) > 1 and phase == "eval":
                 lines = [run.series(phase, name) for run in group.runs]
                 series += [Series("", *line, colour, faint=True) for line in lines]
-            series.append(
-                Series(
-                    group.name,
-                    one.xs_X.tolist(),
-                    one.mean_X.tolist(),
-                    colour,
-                    one.low_X.tolist() if several else [],
-                    one.high_X.tolist() if several else [],
-                    dots=phase == "eval",
-                )
-            )
+            series.append(mean)
     if not series:
         return None
     ceiling = _ceiling(groups) if name == "reward_mean" else None
-    percent = is_share(name, [y for one in series for y in one.ys_X])
+    percent = is_share(name, [y for line in series for y in line.ys_X])
     return Chart(
         f"{metric.title}, {where}",
         series,
@@ -276,15 +239,13 @@ def _chart(groups: Sequence[Group], phase: str, metric: Metric, where: str) -> C
 
 def _ceiling(groups: Sequence[Group]) -> float | None:
     ceilings = [reward_ceiling(run) for group in groups for run in group.runs]
-    known = [c for c in ceilings if c is not None]
-    return max(known) if len(known) == len(ceilings) else None
+    return None if None in ceilings else max(c for c in ceilings if c is not None)
 
 
 def _table(groups: Sequence[Group]) -> list[list[str]]:
     """Return the last evaluation of each group: mean and interval over its seeds."""
     passed = _passed(groups).title.lower()
-    head = ["setting", "seeds", "reward before", "reward after", passed, "steps"]
-    rows = [head]
+    rows = [["setting", "seeds", "reward before", "reward after", passed, "steps"]]
     for group in groups:
         rewards = [run.series("eval", "reward_mean")[1] for run in group.runs]
         passes = [run.series("eval", "pass_rate")[1] for run in group.runs]

@@ -6,7 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+
+from comlrl.loggers.report.pictures import PAPER
 
 
 def write_heat_map(
@@ -24,22 +28,22 @@ def write_heat_map(
     ``sides``: titles of the rows and of the columns. ``scale``: the ends of the colours; None: the
     least and the greatest value.
     """
-    known = [value for values in matrix for value in values if not math.isnan(value)]
-    low, high = scale or (min(known), max(known))
+    low, high = scale or (float(np.nanmin(matrix)), float(np.nanmax(matrix)))
     size = (2.8 + 0.85 * len(columns), 2.0 + 0.5 * len(rows))
-    figure = Figure(figsize=size, layout="constrained")
-    axis = figure.subplots()
-    image = axis.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto")
-    for row, values in enumerate(matrix):
-        for column, value in enumerate(values):
-            ink = "white" if value < (low + high) / 2 else "black"
-            text = "—" if math.isnan(value) else f"{value:.2f}"
-            axis.text(column, row, text, ha="center", va="center", color=ink, fontsize=9)
-    axis.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
-    axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    axis.set_ylabel(sides[0])
-    axis.set_xlabel(sides[1])
-    axis.set_title(title, fontsize=10)
-    axis.spines[:].set_visible(False)
-    figure.colorbar(image, shrink=0.8)
-    figure.savefig(path, dpi=150)
+    with rc_context(PAPER):
+        figure = Figure(figsize=size, layout="constrained")
+        axis = figure.subplots()
+        image = axis.imshow(matrix, cmap="viridis", vmin=low, vmax=high, aspect="auto")
+        for row, values in enumerate(matrix):
+            for column, value in enumerate(values):
+                ink = "white" if value < (low + high) / 2 else "black"
+                text = "—" if math.isnan(value) else f"{value:.2f}"
+                axis.text(column, row, text, ha="center", va="center", color=ink, fontsize=9)
+        axis.set_xticks(range(len(columns)), columns, rotation=30, ha="right", fontsize=8)
+        axis.set_yticks(range(len(rows)), rows, fontsize=8)
+        axis.set_ylabel(sides[0])
+        axis.set_xlabel(sides[1])
+        axis.set_title(title, fontsize=10)
+        axis.spines[:].set_visible(False)
+        figure.colorbar(image, shrink=0.8)
+        figure.savefig(path, dpi=150)

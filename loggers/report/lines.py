@@ -30,16 +30,9 @@ def learning_series(run: Run) -> list[Series]:
         spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
         if len(ys) > 1:
             series.append(Series("", xs, ys, BLUE, faint=True))
-        series.append(
-            Series(
-                "training",
-                xs,
-                mean,
-                BLUE,
-                [m - s for m, s in zip(mean, spread, strict=True)],
-                [m + s for m, s in zip(mean, spread, strict=True)],
-            )
-        )
+        low = [m - s for m, s in zip(mean, spread, strict=True)]
+        high = [m + s for m, s in zip(mean, spread, strict=True)]
+        series.append(Series("training", xs, mean, BLUE, low, high))
     xs, ys = run.series("eval", "reward_mean")
     if xs:
         margins = _margins(run, len(ys))
@@ -95,7 +88,7 @@ def reward_range(
     """
     if ceiling is None:
         return None, None
-    lowest = min((y for one in series for y in one.ys_X), default=0.0)
+    lowest = min((y for line in series for y in line.ys_X), default=0.0)
     return (None if lowest < 0 else 0.0), ceiling
 
 
@@ -124,20 +117,20 @@ def both_phases(
     run: Run, metric: Metric, percent: bool | None = None, held_out: str = "held-out tasks"
 ) -> list[Chart]:
     """Return a metric in training and evaluation; no chart if neither has two points."""
-    found = [
+    series = [
         Series(text, *smooth(run, phase, metric.name), i, dots=phase == "eval")
         for i, (text, phase) in enumerate((("training", "train"), (held_out, "eval")))
     ]
-    found = [s for s in found if len(s.xs_X) > 1]
+    series = [s for s in series if len(s.xs_X) > 1]
     if percent is None:
-        percent = is_share(metric.name, [y for s in found for y in s.ys_X])
-    return [Chart(metric.title, found, percent=percent)] if found else []
+        percent = is_share(metric.name, [y for s in series for y in s.ys_X])
+    return [Chart(metric.title, series, percent=percent)] if series else []
 
 
 def of_agents(run: Run, base: str, phase: str = "train") -> list[tuple[str, str]]:
     """Return (role, name) of a metric that each agent has."""
-    found = [(m, name) for name in run.names(phase) if (m := AGENT.match(name))]
-    return [(run.role(int(m[1])), name) for m, name in found if m[2] == base]
+    matches = [match for name in run.names(phase) if (match := AGENT.match(name))]
+    return [(run.role(int(match[1])), match[0]) for match in matches if match[2] == base]
 
 
 def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:

@@ -53,9 +53,8 @@ def svg(chart: Chart, size: tuple[float, float] = NARROW) -> str:
     (width, height), drawn = size, io.StringIO()
     with rc_context(PAGE | {"svg.hashsalt": f"{chart.title} {size}"}):  # no id twice on a page
         figure = Figure(figsize=size)
-        box = (LEFT, BOTTOM, width - LEFT - RIGHT, height - BOTTOM - TOP)
-        scale = (width, height, width, height)
-        draw(figure.add_axes(tuple(b / s for b, s in zip(box, scale, strict=True))), chart)
+        figure.subplots_adjust(LEFT / width, BOTTOM / height, 1 - RIGHT / width, 1 - TOP / height)
+        draw(figure.subplots(), chart)
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn.getvalue(), flags=re.S)
     body = text[text.index(">", text.index("<svg")) + 1 :]
@@ -99,7 +98,7 @@ def draw(axis: Axes, chart: Chart) -> None:
         axis.set_xticks([])
         axis.margins(x=0.02)
     elif chart.kind in ("lines", "stacked"):
-        ticks = 6 if axis.figure.get_figwidth() < WIDE[0] else 10
+        ticks = 10 if axis.bbox.width > 500 else 6
         axis.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10], integer=True))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.margins(x=0.02)
@@ -155,8 +154,8 @@ def _changes(axis: Axes, series: Sequence[Series]) -> None:
 
 def _bars(axis: Axes, series: Sequence[Series]) -> None:
     (counts,) = series
-    widths, look = 0.95 * np.diff(counts.xs_X), {"align": "edge", "color": COLOURS[0]}
-    axis.bar(counts.xs_X[:-1], counts.ys_X, widths, **look)
+    widths = 0.95 * np.diff(counts.xs_X)
+    axis.bar(counts.xs_X[:-1], counts.ys_X, widths, align="edge", color=COLOURS[0])
 
 
 def _dots(axis: Axes, groups: Sequence[Series]) -> None:

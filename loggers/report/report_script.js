@@ -2,17 +2,17 @@
 const filter = document.getElementById("filter");
 if (filter) {
   const list = document.getElementById("episode-list"), all = [...list.children];
-  const texts = new Map(all.map(one => [one, one.textContent.toLowerCase()]));
+  const texts = new Map(all.map(item => [item, item.textContent.toLowerCase()]));
   const show = () => {
     const want = Object.fromEntries(new FormData(filter)), key = want.order.replace("-", "");
     const sign = want.order.startsWith("-") ? -1 : 1;
     let count = 0;
-    for (const one of all.sort((a, b) => sign * (a.dataset[key] - b.dataset[key]))) {
-      const d = one.dataset, shown = d.task.includes(want.task.trim().toLowerCase())
-        && texts.get(one).includes(want.text.toLowerCase())
+    for (const item of all.sort((a, b) => sign * (a.dataset[key] - b.dataset[key]))) {
+      const d = item.dataset, shown = d.task.includes(want.task.trim().toLowerCase())
+        && texts.get(item).includes(want.text.toLowerCase())
         && (want.low === "" || +d.reward >= +want.low) && (want.high === "" || +d.reward <= +want.high)
         && (!want.passed || d.passed === want.passed);
-      one.hidden = !shown; count += shown;
+      item.hidden = !shown; count += shown;
     }
     list.append(...all);
     filter.querySelector("output").textContent = `${count} of ${all.length}`;

@@ -75,8 +75,7 @@ class Run:
     @property
     def reward_parts(self) -> list[str]:
         """The terms of the reward, in order; empty if it has no parts."""
-        found = [name for name in self.all_names if name.startswith("reward/")]
-        return [name.removeprefix("reward/") for name in found]
+        return [name[7:] for name in self.all_names if name.startswith("reward/")]
 
     @property
     def algorithm(self) -> str:
@@ -95,13 +94,17 @@ class Run:
         return self.summary.get("env_steps", -1) >= self.env_steps
 
     def series(self, phase: str, name: str) -> tuple[list[float], list[float]]:
-        """Return (environment steps, values) of a metric, where it is present and finite."""
+        """Return (environment steps, values) of a metric, where it is present and finite.
+
+        A value beyond 1e100 counts as infinite: axes cannot show it.
+        """
         pairs = [
             (float(record["step"]), float(record["metrics"][name]))
             for record in self.records
             if record["phase"] == phase and record["metrics"].get(name) is not None
         ]
-        return [x for x, _ in pairs], [y for _, y in pairs]
+        shown = [pair for pair in pairs if abs(pair[1]) < 1e100]
+        return [x for x, _ in shown], [y for _, y in shown]
 
     def names(self, phase: str) -> list[str]:
         """Return every metric of a phase, in the order in which they were first logged."""

@@ -47,8 +47,8 @@ def episodes(run: Run) -> list[Episode]:
     """Return all of the last evaluation (or training), those that gained most first."""
     first, last = run.passes()
     before = dict(_numbered(first))
-    found = [Episode(sample, before.get(key), key[1]) for key, sample in _numbered(last)]
-    return sorted(found, key=lambda e: (-e.gain, e.sample["reward_task_mean"]))
+    pairs = [Episode(sample, before.get(key), key[1]) for key, sample in _numbered(last)]
+    return sorted(pairs, key=lambda e: (-e.gain, e.sample["reward_task_mean"]))
 
 
 def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], Any]]:

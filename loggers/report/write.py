@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from comlrl.files import replace
+from comlrl.loggers.console import clock
 from comlrl.loggers.report.charts import figures, sections
 from comlrl.loggers.report.lines import reward_ceiling, unsolved_share
 from comlrl.loggers.report.page import page
@@ -84,19 +85,11 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     if seconds is not None:
         under = f"{rate:,.1f} joint actions/s in training" if rate is not None else ""
         if evaluations := summary.get("evaluation_seconds"):
-            under = f"{_clock(evaluations)} of it evaluations; {under}".removesuffix("; ")
-        tiles.append(("wall time", _clock(seconds), under))
+            under = f"{clock(evaluations)} of it evaluations; {under}".removesuffix("; ")
+        tiles.append(("wall time", clock(seconds), under))
     memory = train.get("peak_memory_mb")
     if memory is not None:
         tokens = train.get("tokens_per_second")
         under = f"{tokens:,.0f} tokens/s" if tokens is not None else ""
         tiles.append(("peak memory", f"{memory:,.0f} MB", under))
     return tiles
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

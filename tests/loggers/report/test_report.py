@@ -224,7 +224,7 @@ def test_model_score_beside_task_reward(tmp_path):
     training = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
     assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
     compared = curve([read_run(tmp_path)], "train", "reward_mean")
-    assert compared is not None and compared.mean_X.tolist() == [1.0, 0.8]
+    assert compared is not None and compared.ys_X == [1.0, 0.8]
 
 
 def test_preferences(tmp_path):
@@ -269,8 +269,8 @@ def test_runs_are_averaged_at_common_steps(tmp_path):
     two = read_run(logged(tmp_path / "b", reward_mean=[2.0, 3.0]))  # at 0, 10
     averaged = curve([one, two], "train", "reward_mean")
     assert averaged is not None
-    assert averaged.xs_X.tolist() == [0, 10]  # where both are known
-    assert averaged.mean_X.tolist() == [1.0, 2.0]
+    assert averaged.xs_X == [0, 10]  # where both are known
+    assert averaged.ys_X == [1.0, 2.0]
     assert curve([one, two], "eval", "reward_mean") is None
 
 
