@@ -95,7 +95,7 @@ def build(
     ]
     columns = (*rewards, *view_of(config.domain).console)
     # Last: what the others have to say at their start stands above the live table.
-    loggers.append(ConsoleLogger(progress, title=run_dir.name, own=columns))
+    loggers.append(ConsoleLogger(progress, title=run_dir.name, columns=columns))
     return Loggers(loggers)
 
 

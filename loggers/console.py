@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -42,8 +43,10 @@ def terminal(*, stderr: bool = False) -> Console:
 
 
 class ConsoleLogger:
-    """``progress``: how far the run is, what it is doing and how long it will take; ``own``: the
-    domain's columns."""
+    """Print a run's records, and how long it will still take.
+
+    ``progress``: how far the run is and what it is doing; ``columns``: those of the domain.
+    """
 
     def __init__(
         self,
@@ -51,11 +54,11 @@ class ConsoleLogger:
         *,
         title: str = "",
         console: Console | None = None,
-        own: Columns = (),
+        columns: Columns = (),
     ) -> None:
         self._console = console or terminal()
         self._progress = progress
-        self._columns = (*BEFORE, *own, *AFTER)
+        self._columns = (*BEFORE, *columns, *AFTER)
         self._live: _LiveView | None = None
         if self._console.is_terminal:
             self._live = _LiveView(self._console, progress, title, self._columns)
@@ -207,7 +210,5 @@ def training_step(record: LogRecord) -> int:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+    """Format seconds as h:mm:ss, after days if any."""
+    return str(timedelta(seconds=round(seconds)))

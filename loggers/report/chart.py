@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Literal
+
+import numpy as np
 
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)  # further lines are dashed
 MAX_POINTS, MAX_ROWS = 300, 20  # of a line, more are averaged in bins; of a table
@@ -81,18 +81,15 @@ class Chart:
 
 
 def thinned(series: Series) -> Series:
-    """Return a line of at most 300 points, the means of equal bins."""
-    count = len(series.xs_X)
-    if count <= MAX_POINTS:
+    """Return a line of at most 300 points, the means of bins."""
+    if len(series.xs_X) <= MAX_POINTS:
         return series
-    edges = [i * count // MAX_POINTS for i in range(MAX_POINTS + 1)]
-    bins = [slice(*pair) for pair in itertools.pairwise(edges)]
-    changed: dict[str, Any] = {
-        name: [average(values[part]) for part in bins]
-        for name in ("xs_X", "ys_X", "low_X", "high_X")
-        if len(values := getattr(series, name))
-    }
-    return dataclasses.replace(series, **changed)
+    lines = (series.xs_X, series.ys_X, series.low_X, series.high_X)
+    xs, ys, low, high = (
+        [float(part.mean()) for part in np.array_split(line, MAX_POINTS)] if len(line) else []
+        for line in lines
+    )
+    return replace(series, xs_X=xs, ys_X=ys, low_X=low, high_X=high)
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:

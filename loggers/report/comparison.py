@@ -70,10 +70,10 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
         "faint: each seed on held-out tasks."
     )
-    configs = [group.runs[0].config for group in groups]
-    if any(
-        (c.get("domain"), c.get("reward")) != (configs[0].get("domain"), configs[0].get("reward"))
-        for c in configs
+    keys = ("domain", "reward")
+    if (
+        len({json.dumps([g.runs[0].config.get(k) for k in keys], sort_keys=True) for g in groups})
+        > 1
     ):
         note += " The settings do not share one reward: how high their curves lie does not compare."
     return page(

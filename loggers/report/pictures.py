@@ -30,17 +30,19 @@ LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of a common legend; inches
 PAPER: dict[Any, Any] = {
     "axes.formatter.limits": (-3, 5),
     "font.size": 8,
+    "grid.color": "#e1e6ec",
     "lines.linewidth": 1.2,
     "pdf.fonttype": 42,  # letters stay letters
     "svg.fonttype": "none",
     "svg.hashsalt": "comlrl",  # the same chart is the same file
     "text.parse_math": False,  # names of runs and rewards may have dollars
 }
-INK, GRID, FONT = "#5d6b7c", "#e1e6ec", "DejaVu Sans"
+INK, FONT = "#5d6b7c", "DejaVu Sans"
 INKS = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-PAGE = PAPER | dict.fromkeys(INKS, INK) | {"grid.color": GRID, "font.family": FONT}
-PAGE |= {"xtick.bottom": False, "ytick.left": False}
-IN_PAGE = {INK: "var(--soft)", GRID: "var(--line)"}  # colours that the page's scheme sets
+PAGE = PAPER | dict.fromkeys(INKS, INK)
+PAGE |= {"font.family": FONT, "xtick.bottom": False, "ytick.left": False}
+# The page's scheme sets these colours.
+IN_PAGE = {INK: "var(--soft)", PAPER["grid.color"]: "var(--line)"}
 IN_PAGE |= {colour: f"var(--c{i})" for i, colour in enumerate(COLOURS, 1)}
 UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 

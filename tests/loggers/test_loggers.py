@@ -414,7 +414,7 @@ def test_no_color_leaves_no_escape_codes(monkeypatch, capsys):
 
 def test_rewards_of_agents_stand_in_progress_lines(capsys):
     columns = (("aux reward", "agent_0/reward_mean", "{:.2f}"),)
-    logger = ConsoleLogger(Progress(Clock()), own=columns)
+    logger = ConsoleLogger(Progress(Clock()), columns=columns)
     metrics = {"reward_mean": 1.5, "agent_0/reward_mean": 0.25}
     logger.log(replace(record(1), metrics=metrics))
     assert "reward 1.50  aux reward 0.25" in capsys.readouterr().out
