@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from comlrl.files import replace
-from comlrl.loggers.console import clock
 from comlrl.loggers.report.charts import figures, sections
 from comlrl.loggers.report.lines import reward_ceiling, unsolved_share
 from comlrl.loggers.report.page import page
@@ -85,8 +85,12 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     if seconds is not None:
         under = f"{rate:,.1f} joint actions/s in training" if rate is not None else ""
         if evaluations := summary.get("evaluation_seconds"):
-            under = f"{clock(evaluations)} of it evaluations; {under}".removesuffix("; ")
-        tiles.append(("wall time", clock(seconds), under))
+            under = (
+                f"{timedelta(seconds=round(evaluations))} of it evaluations; {under}".removesuffix(
+                    "; "
+                )
+            )
+        tiles.append(("wall time", str(timedelta(seconds=round(seconds))), under))
     memory = train.get("peak_memory_mb")
     if memory is not None:
         tokens = train.get("tokens_per_second")
