@@ -280,11 +280,10 @@ class Loader:
 
 
 def share_common_keys(config: Config, sources: Mapping[str, str]) -> Config:
-    """Share, for MARLHF, one value of each common key between the collection, the loop and the
-    online stage.
+    """Give MARLHF's collection, loop and online stage the same value of each common key.
 
-    ``sources``: key → where it was given. Given in both sections, the RL algorithm's own counts,
-    unless only ``marlhf:``'s was given on the command line.
+    ``sources``: key → where it was set. If both sections set a key, the RL algorithm's value is
+    used, unless only ``marlhf:``'s was set on the command line.
     """
     outer, online = config.algorithm, config.online_name
     if outer == online:

@@ -58,7 +58,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
     stages = Counter(node.parent for node in tree.nodes)
     turns = Counter(starts[n.parent] for n in tree.nodes if n.parent >= 0 and not n.first_agent)
     continued: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
-    nodes_outcomes = []
+    node_outcomes = []
     for index, node in enumerate(tree.nodes):  # breadth-first: a parent stands before its children
         if node.parent < 0:
             weights.append(1.0)
@@ -71,7 +71,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
             continue
         if not node.terminated:
             continued[starts[index]] += weights[index]
-        nodes_outcomes.append(
+        node_outcomes.append(
             Outcome(
                 turn=node.turn,
                 weight=weights[index],
@@ -83,7 +83,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
                 terminated=node.terminated,
             )
         )
-    return nodes_outcomes
+    return node_outcomes
 
 
 def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:

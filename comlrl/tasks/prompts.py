@@ -17,13 +17,12 @@ SYSTEM, REVISION, PREFILL, STYLE = "system", "revision", "prefill", "style"
 
 
 class Prompts:
-    """A domain's prompts, with the user's own in their places.
+    """A domain's prompts, with the user's templates in place of the domain's.
 
     Args:
-        domain: whose templates, fields and values they are.
-        own: templates by role, ``system`` (a message before everything, as it stands),
-            ``revision`` and ``prefill``, in place of the domain's; ``style``: the domain's
-            words that they replace.
+        domain: the domain whose templates, fields and values are used.
+        templates: the user's, by role, ``system`` (a message before everything, verbatim),
+            ``revision`` and ``prefill``; ``style`` names the domain's wording that they replace.
         chats_N: whether each agent's model has a chat template; empty: none has.
         thinks_N: whether each agent's prompts end within a thought that the template opens, where
             the domain's ``prefill`` is left out; empty: no agent's do.
