@@ -31,6 +31,23 @@ A file is YAML, with the sections below and one named after the algorithm. Every
 `--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`. Values are YAML or
 Python literals. The last of file, older flags and `--override` wins.
 
+## Start with these 12 keys
+
+| key | why |
+|---|---|
+| `agent_model.name` | the model |
+| `dataset.name`, `dataset.train_split`, `dataset.eval_split` | the tasks |
+| `<algo>.num_agents` | the team's size |
+| `<algo>.num_generations` | answers that are compared with each other |
+| `<algo>.batch_size` | tasks of a training step |
+| `<algo>.max_steps` | the length of the run |
+| `<algo>.learning_rate` | the first to try when nothing improves |
+| `<algo>.max_new_tokens` | too small a value cuts answers |
+| `<algo>.eval_interval` | steps between evaluations |
+| `output.dir` | where the run is saved |
+
+## How keys are read
+
 - **Mistakes.** An unknown key, a wrong type or contradictory values end the run with one line and
   exit code 2, before anything is loaded.
 - **Keys without effect**, such as `external.original_prompt` with `external.history: full`, print a

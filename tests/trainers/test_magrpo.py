@@ -156,12 +156,12 @@ def test_a_published_configuration_with_a_team_of_three(zygote, tmp_path):
     assert line["metrics"]["agent_2/ratio_max"] > 1
 
 
-@pytest.mark.parametrize(("warmup", "told"), [(0, False), (4, False), (5, True)])
-def test_a_warmup_longer_than_the_run_gives_a_notice(warmup, told, tmp_path, capsys):
+@pytest.mark.parametrize(("warmup", "noticed"), [(0, False), (4, False), (5, True)])
+def test_a_warmup_longer_than_the_run_gives_a_notice(warmup, noticed, tmp_path, capsys):
     trainer = build(
         "magrpo", tmp_path, share_of_letters, count=2, max_steps=2, update_epochs=2,
         warmup_steps=warmup,
     )  # fmt: skip
     trainer.train()
     assert trainer.loop.counters.updates == 4
-    assert ("warmup_steps" in capsys.readouterr().err) == told
+    assert ("warmup_steps" in capsys.readouterr().err) == noticed
