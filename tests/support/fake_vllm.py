@@ -110,7 +110,7 @@ class FakeVLLM:
     def _completions(self, body: dict[str, Any]) -> Any:
         self._note(body, body)
         if body["model"] == self.base:
-            return self._likeliest(body)
+            return self._single_survivor(body)
         return self._answer(body, body["prompt"], body)
 
     def _generate(self, body: dict[str, Any]) -> Any:
@@ -119,10 +119,8 @@ class FakeVLLM:
             error = {"message": "Scale-out endpoints are disabled.", "code": 403}
             return JSONResponse({"error": error}, 403)
         self._note(body, body["sampling_params"])
-        if body["model"] == self.base:  # of one token that survives
-            drawn = {"content": [{"token_id": 1, "logprob": 0.0 if self.processed else -0.5}]}
-            choice = {"index": 0, "token_ids": [1], "logprobs": drawn}
-            return {"choices": [choice | {"sampling_mask": [[1]] if self.replays else None}]}
+        if body["model"] == self.base:
+            return self._single_survivor(body["sampling_params"])
         return self._answer(body, body["token_ids"], body["sampling_params"])
 
     def _note(self, body: dict[str, Any], params: dict[str, Any]) -> None:
@@ -130,7 +128,7 @@ class FakeVLLM:
         self.before(body)
         if body["model"] not in {self.base, *self.adapters}:
             raise HTTPException(404, f"The model `{body['model']}` does not exist.")
-        if params["temperature"] == 0 and params["n"] > 1:
+        if params["temperature"] == 0 and params.get("n", 1) > 1:
             raise HTTPException(400, "n must be 1 when using greedy sampling")
         if self.replays and params["temperature"] <= 0:
             raise HTTPException(400, "sampling distribution replay requires temperature > 0")
@@ -176,10 +174,17 @@ class FakeVLLM:
                 "sampling_mask": mask,
             }  # fmt: skip
 
-    def _likeliest(self, body: dict[str, Any]) -> Any:
-        temperature = body["temperature"] if self.processed else 1.0
-        top = {"token_id:1": -0.2 / temperature, "token_id:2": -0.6 / temperature}
-        return {"choices": [{"index": 0, "logprobs": {"top_logprobs": [top]}}]}
+    def _single_survivor(self, params: dict[str, Any]) -> Any:
+        """Of a top_k of 1: raw log-probabilities are not 0."""
+        assert params["top_k"] == 1
+        values = [0.0 if self.processed else -0.5] * params["max_tokens"]
+        content = [{"logprob": value} for value in values]
+        choice = {"index": 0, "token_ids": [1] * len(values)}
+        choice["logprobs"] = {"token_logprobs": values}
+        if "prompt" not in params:  # of /inference/v1/generate
+            choice["logprobs"] = {"content": content}
+            choice["sampling_mask"] = [[1]] * len(values) if self.replays else None
+        return {"choices": [choice]}
 
 
 def _sets(support: SamplingSupport) -> list[list[int]]:

@@ -11,9 +11,8 @@ import contextlib
 import hashlib
 import secrets
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,8 +20,6 @@ from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.rollout import background
 from comlrl.rollout.vllm.servers import Servers
-
-_Job = Coroutine[Any, Any, None]
 
 
 class Adapters:
@@ -34,43 +31,19 @@ class Adapters:
         self.folder = (folder / f"process_{distributed.rank()}").resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
         self.names: dict[int, str] = {}  # of each agent's adapter as it is loaded
-        self._replaced: dict[str, int] = {}  # loaded before, not unloaded yet → its agent
-        self._pinned: frozenset[str] = frozenset()  # not to be unloaded
+        self._pinned: dict[str, int] = {}  # name → agent, of those that stay loaded
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
 
-    def begin(self) -> None:
-        """Load the first ones. Raises ServerError where a server does not take them. This, like
-        ``load_moved`` and ``pin``, is a collective call where models are split."""
-        self._load(self._moved(), Servers.begin)
-
-    def load_moved(self) -> None:
+    def load_moved(self, first: bool = False) -> None:
         """Load the adapters that have moved, then unload those that they replace. Raises
-        Refused."""
-        self._load(self._moved(), Servers.load)
-        self._unload_replaced()
-
-    def pin(self, pinned: bool) -> None:
-        """Keep the present adapters loaded, also when they are replaced; False: none."""
-        self._pinned = frozenset(self.names.values()) if pinned else frozenset()
-        self._unload_replaced()
-
-    def close(self) -> None:
-        """Unload adapters from the servers that are still there, and remove the files."""
-        loaded = self._replaced | {name: agent for agent, name in self.names.items()}
-        self._run(loaded, Servers.unload)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other processes' are there yet
-            self.folder.parent.rmdir()
-
-    def _moved(self) -> dict[str, int]:
-        """Write the adapters that have moved; returns their new names, each with its agent."""
-        moved = {}
+        ServerError where they are refused, with ``first`` also where a server does not answer.
+        This, like ``pin``, is a collective call where models are split."""
         weights_N = [agent.peft_state() for agent in self.team.agents]
         for agent, weights in zip(self.team.agents, weights_N, strict=True):
             name = f"{agent.adapter}-{self.run}-{_digest(weights)}"
             if name == self.names.get(agent.index):
                 continue
-            moved[name] = agent.index
+            self.names[agent.index] = name
             if self.team.processes.lock_step and not distributed.is_main():
                 continue
             assert agent.peft is not None
@@ -80,36 +53,34 @@ class Adapters:
                 state_dict=weights,
                 save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
             )
-        return moved
+        self.team.processes.once(lambda: self._give(first))
 
-    def _load(
-        self, moved: Mapping[str, int], load: Callable[[Servers, Mapping[str, str]], _Job]
-    ) -> None:
-        def load_files(servers: Servers, names: Iterable[str]) -> _Job:
-            adapter_of = {name: self.team.agents[moved[name]].adapter for name in names}
-            return load(servers, {n: str(self.folder / n / a) for n, a in adapter_of.items()})
+    def pin(self, pinned: bool) -> None:
+        """Keep the present adapters loaded, also when they are replaced; False: none."""
+        self._pinned = self._present() if pinned else {}
+        self.team.processes.once(self._give)
 
-        for name, agent in moved.items():
-            if agent in self.names:
-                self._replaced[self.names[agent]] = agent
-            self.names[agent] = name
-            self._replaced.pop(name, None)
-        self.team.processes.once(lambda: self._run(moved, load_files))
+    def close(self) -> None:
+        """Unload adapters from the servers that are still there, and remove the files."""
+        background.run(servers.give({}) for servers in dict.fromkeys(self.servers_N))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # other processes' are there yet
+            self.folder.parent.rmdir()
 
-    def _unload_replaced(self) -> None:
-        gone = {n: agent for n, agent in self._replaced.items() if n not in self._pinned}
-        self._run(gone, Servers.unload)
-        for name in gone:
-            del self._replaced[name]
-            shutil.rmtree(self.folder / name, ignore_errors=True)  # in lock-step: the first's
+    def _present(self) -> dict[str, int]:
+        return {name: agent for agent, name in self.names.items()}
 
-    def _run(self, agent_of: Mapping[str, int], job: Callable[[Servers, list[str]], _Job]) -> None:
-        """Run a job for all servers together, each with the names of its agents' adapters.
-        ``agent_of``: name → agent."""
-        names_of: dict[Servers, list[str]] = {}
-        for name, agent in agent_of.items():
-            names_of.setdefault(self.servers_N[agent], []).append(name)
-        background.run(job(servers, names) for servers, names in names_of.items())
+    def _give(self, first: bool = False) -> None:
+        """Have each server hold the adapters of its agents, and no others."""
+        adapters_of: dict[Servers, dict[str, str]] = {servers: {} for servers in self.servers_N}
+        wanted = self._pinned | self._present()
+        for name, index in wanted.items():
+            path = self.folder / name / self.team.agents[index].adapter
+            adapters_of[self.servers_N[index]][name] = str(path)
+        background.run(s.give(adapters, first) for s, adapters in adapters_of.items())
+        for path in self.folder.glob("*"):
+            if path.name not in wanted:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _digest(weights: Mapping[str, torch.Tensor]) -> str:

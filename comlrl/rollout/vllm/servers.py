@@ -1,29 +1,37 @@
-"""Several vLLM servers of one model, as one: requests are spread, adapters are on each of them.
+"""vLLM servers, reached over HTTP: a single one, and several of one model.
 
-Requests of one task go to one server, whose cache then holds the prompts' common beginning: servers
-are ranked by a hash of the server, the adapter and the task (rendezvous hashing, Thaler and
-Ravishankar 1998). A server that does not answer is left out, and its requests are sampled by the
-others. It is taken back once it answers and has the present adapters.
-
-A run that was asked to end by a signal waits for no server that is away, and not long for one that
-is silent: whoever sent the signal kills it after some minutes, and it has still to save.
+They must have been started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` (docs/scaling.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import hashlib
+import json
 import math
+import os
+import ssl
+import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from comlrl.errors import notice
-from comlrl.files import raise_open_limit
-from comlrl.rollout.background import event_loop, gather
-from comlrl.rollout.vllm.replies import KEY, MAX_REPLY, Refused, ServerError
-from comlrl.rollout.vllm.server import Late, Server
+import httpx
 
+from comlrl.errors import ServerError, UserError, notice
+from comlrl.files import raise_open_limit
+from comlrl.quoting import one_line
+from comlrl.rollout.background import gather, submit
+from comlrl.rollout.vllm.replies import KEY, ROUNDING, BadReply, completions, models
+
+COMPLETIONS = "/v1/completions"
+GENERATE = "/inference/v1/generate"  # also returns what truncation left
+SHORT = 10.0  # seconds for a connection, and for answers that need no computation
+FIRST = 300.0  # seconds for the first token, for which kernels may be compiled
+MAX_REPLY = 1 << 20  # bytes, beside those of the tokens that were requested
+PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
 LONGEST_WAIT = 30.0  # seconds between two looks at a server that is away
 LAST_WAIT = 120.0  # seconds without an answer, for a run that was asked to end
 PAUSE = 1.0  # seconds between two looks at whether the run was asked to end
@@ -32,9 +40,159 @@ RELOADS = 3  # of an adapter that a restarted server does not have
 T = TypeVar("T")
 
 
+class Failure(ServerError):
+    """No answer (``status`` is 0; ``late``: within its time), or an error as the answer."""
+
+    def __init__(self, url: str, reason: str, status: int = 0, late: bool = False) -> None:
+        self.reason, self.status, self.late = one_line(reason), status, late
+        self.may_pass = not status or status >= 500 or status in PASSING
+        answer = f" answers HTTP {status}" if status else ""
+        super().__init__(f"{KEY}: '{url}'{answer}: {self.reason}")
+
+
+class Server:
+    """One server. Its coroutines run in the clients' event loop; the checks are called from other
+    threads."""
+
+    def __init__(self, url: str) -> None:
+        """Initialize. ``url``: without ``/v1`` or a final slash. Raises UserError for a malformed
+        one."""
+        self.url = url
+        self.loaded: set[str] = set()  # adapters, as far as the client can tell
+        self.lock = asyncio.Lock()  # of loading and unloading
+        self.wait = 0.0  # seconds before the next look at it; 0: it has answered since a failure
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key := os.environ.get("VLLM_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=url,
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=SHORT),
+                # A new connection for each request: an idle one may be closed as it is used.
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+                verify=ssl.create_default_context() if url.startswith("https") else False,
+                follow_redirects=False,  # the key would go with it
+                trust_env=False,  # a proxy leads outside
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UserError(f"{KEY}: '{url}' is not an address ({error})") from error
+
+    def check(self) -> tuple[str, int | None]:
+        """Return the base model's name, and the tokens that the server holds, where it reports
+        them. Raises UserError where it cannot be reached."""
+        try:
+            (base, *_), length = models(self.url, submit(self.ask("/v1/models")).result())
+        except BadReply as error:
+            raise UserError(str(error)) from error
+        except Failure as error:
+            raise UserError(
+                f"{KEY}: '{self.url}' cannot be reached ({error.reason}); start the server "
+                "(docs/scaling.md), or set generation.backend=builtin"
+            ) from error
+        return base, length
+
+    def check_logprobs(self, base: str, *, support: bool) -> None:
+        """Raise UserError unless log-probabilities are over the distribution that is sampled from,
+        with temperature and truncation: where a single token survives, they are 0. ``support``:
+        and the tokens that survive truncation are returned."""
+        params = {"max_tokens": 8, "temperature": 1.0, "top_k": 1, "logprobs": 0}
+        params["ignore_eos"] = True
+        path, body = COMPLETIONS, {"prompt": [0], "return_token_ids": True} | params
+        if support:
+            path, body = GENERATE, {"token_ids": [0], "sampling_params": params}
+        try:
+            reply = submit(self.ask(path, {"model": base} | body, FIRST)).result()
+            (drawn,) = completions(
+                self.url, reply, count=1, max_tokens=8, vocabulary=sys.maxsize, support=support
+            )
+        except (Failure, BadReply) as error:
+            if not support:
+                raise UserError(str(error)) from error
+            raise UserError(
+                f"'{self.url}' does not return the tokens that survive it ({error.reason}); "
+                "start it with --enable-scale-out --return-sampling-mask (docs/scaling.md)"
+            ) from error
+        if abs(sum(drawn.logprob_L)) > ROUNDING:
+            raise UserError(
+                f"'{self.url}' gives log-probabilities without the temperature and truncation of "
+                "sampling; start it with --logprobs-mode processed_logprobs"
+            )
+
+    async def names(self) -> list[str]:
+        """Return all names that requests may use. Raises as ``ask`` does."""
+        return models(self.url, await self.ask("/v1/models"))[0]
+
+    async def load(self, name: str, path: str, seconds: float) -> None:
+        """Load an adapter unless it is there. Raises as ``ask`` does."""
+        try:
+            adapter = {"lora_name": name, "lora_path": path}
+            await self.ask("/v1/load_lora_adapter", adapter, seconds)
+        except Failure as error:
+            if not error.status or name not in await self.names():  # another process was first
+                raise
+
+    async def ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = SHORT,
+        most: int = MAX_REPLY,
+    ) -> Any:
+        """Return the answer to a GET, or with a body to a POST. The complete answer has
+        ``seconds``, and at most ``most`` bytes. Raises Failure and BadReply, and ServerError where
+        this process has too many files open."""
+        try:
+            response, text = await asyncio.wait_for(self._exchange(path, body, most), seconds)
+        except asyncio.TimeoutError:
+            raise Failure(self.url, f"no complete answer within {seconds:g} s", late=True) from None
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            causes = list(_causes(error))
+            for cause in causes:
+                if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+                    raise ServerError(  # no reason to leave the server out
+                        f"{KEY}: '{self.url}': no connection, {cause.strerror}; raise `ulimit -n`"
+                    ) from error
+            reason = f"{type(causes[-1]).__name__}: {causes[-1]}"
+            raise Failure(self.url, reason) from error
+        if response.status_code >= 300:
+            raise Failure(self.url, _reason(response, text), response.status_code)
+        if len(text) > most:
+            raise BadReply(self.url, f"more than {most} bytes")
+        if not text.startswith((b"{", b"[")):  # loading and unloading are answered by a sentence
+            return text.decode(errors="replace")
+        try:
+            return json.loads(text)
+        except RecursionError:
+            raise BadReply(self.url, "JSON that is nested too deep") from None
+        except ValueError as error:
+            raise Failure(self.url, f"not JSON: {error}") from error
+
+    async def _exchange(
+        self, path: str, body: Mapping[str, Any] | None, most: int
+    ) -> tuple[httpx.Response, bytes]:
+        """Return a response and its body, which is left where it is longer than ``most``."""
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+        text = bytearray()
+        async with self._client.stream(method, path, content=content) as response:
+            async for part in response.aiter_raw():
+                text += part
+                if len(text) > most:
+                    break
+        return response, bytes(text)
+
+
 class Servers:
-    """Servers of one model. The coroutines run in the clients' event loop, which alone changes the
-    fields; ``leave`` may be called by any thread."""
+    """Servers of one model. Adapters are on each of them, and a task's requests go to one, whose
+    cache then holds the prompts' common beginning (rendezvous hashing, Thaler and Ravishankar
+    1998). A server that does not answer is left out, and the next in a task's ranking samples for
+    it. It is taken back once it answers and has the present adapters.
+
+    A run that was asked to end by a signal waits for no server that is away, and not long for one
+    that is silent: whoever sent the signal kills it after some minutes, and it has still to save.
+
+    The coroutines run in the clients' event loop; ``leave`` may be called by any thread.
+    """
 
     def __init__(
         self,
@@ -51,84 +209,67 @@ class Servers:
         """
         self.patience, self.first_wait, self.ending = patience, first_wait, ending
         self.members = tuple(map(Server, urls))
+        self._urls = ", ".join(f"'{url}'" for url in urls)
         self.away: dict[Server, asyncio.Task[None]] = {}  # and what ends once they are back
-        self._waits: dict[Server, float] = {}  # seconds, of those without an answer since a failure
         self._adapters: dict[str, str] = {}  # name → folder, of those that all shall have
-        self._unloaded: set[str] = set()  # a server that was away may still have them
+        self._replaced: set[str] = set()  # a server that was away may still have them
         self._failure = ""  # the latest
         self._answered = 0.0  # when a request was last answered
         self._left = ""  # why nothing is waited for any more
-        self._jobs: set[asyncio.Task[Any]] = set()  # that somebody waits for
-        self._watcher: asyncio.Task[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    async def begin(self, adapters: Mapping[str, str]) -> None:
-        """Load the first adapters on all servers. Raises ServerError where a server does not take
-        them."""
         raise_open_limit()  # each request has a connection
-        self._watcher = asyncio.create_task(self._watch())
-        self._adapters |= adapters
-        await gather(
-            self._unless_left(server.load(adapters, self.patience)) for server in self.members
-        )
 
-    async def load(self, adapters: Mapping[str, str]) -> None:
-        """Load adapters, name → folder, on all servers together. Raises Refused."""
-        self._adapters |= adapters
-        self._unloaded -= adapters.keys()
-        await gather(self._unless_left(self._load(server, adapters)) for server in self._here())
+    async def give(self, adapters: Mapping[str, str], first: bool = False) -> None:
+        """Load adapters, name → folder, on all servers together, then unload all others. Raises
+        ServerError where they are refused; ``first``: and where a server does not answer."""
 
-    async def unload(self, names: Collection[str]) -> None:
-        """Unload adapters everywhere; from a missing server once it is back."""
-        for name in names:
-            self._adapters.pop(name, None)
-        self._unloaded |= set(names)
-        await gather(server.unload(names) for server in self._here())
+        async def give(server: Server) -> None:
+            try:
+                await self._unless_left(self._load(server))
+            except ServerError as error:
+                if first or self._left or not error.may_pass:
+                    raise
+                self._lose(server, str(error))
+
+        self._replaced = (self._replaced | self._adapters.keys()) - adapters.keys()
+        self._adapters = dict(adapters)
+        here = self._here()
+        if any(adapters.keys() - server.loaded for server in here):
+            await gather(map(give, here))
+        await gather(map(self._unload, self._here()))
 
     async def ask(
         self, prefix: str, path: str, body: Mapping[str, Any], most: int = MAX_REPLY
     ) -> tuple[str, Any]:
         """Return the server that has answered a request, and the answer. ``prefix``: what its
         prompt has in common with others. ``body["model"]`` names an adapter that was loaded. Raises
-        ServerError where the servers are given up, Refused and BadReply."""
+        ServerError where the servers are given up or refuse it, and BadReply."""
         return await self._unless_left(self._ask(prefix, path, body, most))
 
     def leave(self, reason: str = "") -> None:
         """Wait for nothing any more; requests that are under way raise ServerError with
         ``reason``."""
-        event_loop().call_soon_threadsafe(self._leave, reason)
-
-    def _leave(self, reason: str) -> None:
-        if self._left or not self.members:  # the adapters may be being unloaded
-            return
-        self._left = reason or f"{KEY}: {self._urls} is not asked any more"
-        tasks = {*self._jobs, *self.away.values()}
-        for task in tasks | ({self._watcher} if self._watcher else set()):
-            task.cancel()
-
-    @property
-    def _urls(self) -> str:
-        return ", ".join(f"'{server.url}'" for server in self.members)
+        self._left = self._left or reason or f"{KEY}: {self._urls} is not asked any more"
 
     def _here(self) -> list[Server]:
         return [server for server in self.members if server not in self.away]
 
     async def _unless_left(self, job: Coroutine[Any, Any, T]) -> T:
-        """Wait for a job. Raises ServerError where the servers are left before it ends."""
-        task = asyncio.create_task(job)
-        self._jobs.add(task)
-        if self._left:
-            task.cancel()
+        """Wait for a job. Raises ServerError where the servers are left before it ends, which they
+        are once they are silent and the run was asked to end."""
+        task, since = asyncio.create_task(job), time.monotonic()
         try:
-            return await task
-        except asyncio.CancelledError:
-            if self._left:
-                raise ServerError(self._left) from None
-            raise
+            while not self._left:
+                await asyncio.wait({task}, timeout=PAUSE)
+                if task.done():
+                    return task.result()
+                if not self.ending():
+                    since = time.monotonic()
+                elif time.monotonic() - max(since, self._answered) >= LAST_WAIT:
+                    silent = f"no answer for {LAST_WAIT:g} s since the run was asked to end"
+                    self.leave(f"{KEY}: {self._urls}: {silent}")
+            raise ServerError(self._left)
         finally:
-            self._jobs.discard(task)
+            task.cancel()
 
     async def _ask(
         self, prefix: str, path: str, body: Mapping[str, Any], most: int
@@ -142,14 +283,15 @@ class Servers:
             except ServerError as error:
                 if not error.may_pass:
                     raise
-                silent = isinstance(error, Late)  # all the while
+                silent = isinstance(error, Failure) and error.late  # all the while
                 since = min(since, began if silent else time.monotonic())
                 failed.add(server)
                 self._lose(server, str(error))
                 continue
             self._answered = time.monotonic()
-            if self._waits.pop(server, None) and len(self) > 1:
+            if server.wait and len(self.members) > 1:
                 notice(f"{KEY}: '{server.url}' answers again")
+            server.wait = 0.0
             return server.url, reply
 
     async def _choose(self, prefix: str, failed: set[Server], since: float) -> Server:
@@ -165,7 +307,7 @@ class Servers:
             if (ending or left <= 0) and failed >= set(here):
                 late = f"no better for {self.patience:g} s"
                 reason = "the run was asked to end" if ending else late
-                self._leave(f"{self._failure}, and {reason}")
+                self.leave(f"{self._failure}, and {reason}")
                 raise ServerError(self._left)
             if here:
                 return max(
@@ -183,20 +325,29 @@ class Servers:
         for _ in range(RELOADS):
             try:
                 return await server.ask(path, body, self.patience, most)
-            except Refused as error:
+            except Failure as error:
                 if error.status != 404 or name not in self._adapters:
                     raise
-            # The server was restarted.
-            await server.load({name: self._adapters[name]}, self.patience)
+            server.loaded.discard(name)  # it was restarted
+            await self._load(server)
         raise ServerError(f"{KEY}: '{server.url}' does not keep the adapter {name}")
 
-    async def _load(self, server: Server, adapters: Mapping[str, str]) -> None:
-        try:
-            await server.load(adapters, self.patience)
-        except ServerError as error:
-            if not error.may_pass:
-                raise
-            self._lose(server, str(error))
+    async def _load(self, server: Server) -> None:
+        """Load what a server lacks."""
+        async with server.lock:
+            while missing := self._adapters.keys() - server.loaded:  # they may move meanwhile
+                for name in sorted(missing):
+                    if path := self._adapters.get(name):
+                        await server.load(name, path, self.patience)
+                        server.loaded.add(name)
+
+    async def _unload(self, server: Server) -> None:
+        """Unload what a server no longer needs, unless it is gone or the server is."""
+        async with server.lock:
+            for name in sorted(server.loaded - self._adapters.keys()):
+                with contextlib.suppress(ServerError):
+                    await server.ask("/v1/unload_lora_adapter", {"lora_name": name})
+                server.loaded.discard(name)
 
     def _lose(self, server: Server, failure: str) -> None:
         """Exclude a server until it answers again."""
@@ -204,46 +355,28 @@ class Servers:
         if server in self.away:
             return
         self.away[server] = asyncio.create_task(self._take_back(server))
-        if len(self) > 1 and server not in self._waits:
+        if len(self.members) > 1 and not server.wait:
             left = len(self._here())
-            others = f"{left} of {len(self)} servers continue" if left else "no other is there"
+            others = f"{left} of {len(self.members)} servers continue"
+            others = others if left else "no other is there"
             notice(f"{failure}; it is left out until it answers, {others}")
-        self._waits.setdefault(server, self.first_wait)
+        server.wait = server.wait or self.first_wait
 
     async def _take_back(self, server: Server) -> None:
         """Poll a server until it answers and has the adapters."""
-        while True:
-            wait = self._waits.get(server, self.first_wait)
-            await asyncio.sleep(wait)
-            self._waits[server] = min(2 * wait, LONGEST_WAIT)
+        while not self._left:
+            await asyncio.sleep(server.wait)
+            server.wait = min(2 * server.wait, LONGEST_WAIT)
             try:
-                await self._catch_up(server)
+                ours = self._adapters.keys() | self._replaced
+                server.loaded = ours & set(await server.names())
+                await self._unload(server)
+                await self._load(server)
             except ServerError as error:
                 self._failure = str(error)
             else:
                 del self.away[server]
                 return
-
-    async def _catch_up(self, server: Server) -> None:
-        """Load what a server that was away lacks, and unload what the others no longer have."""
-        wanted: dict[str, str] | None = None
-        while wanted != self._adapters:  # they may move meanwhile
-            wanted = dict(self._adapters)
-            present = set(await server.names())
-            await server.unload(present & self._unloaded)
-            missing = {name: path for name, path in wanted.items() if name not in present}
-            await server.load(missing, self.patience)
-
-    async def _watch(self) -> None:
-        """Give up servers that are silent once the run was asked to end."""
-        since = time.monotonic()
-        while True:
-            await asyncio.sleep(PAUSE)
-            waiting = self.ending() and self._jobs
-            since = max(since, self._answered) if waiting else time.monotonic()
-            if time.monotonic() - since >= LAST_WAIT:
-                silent = f"no answer for {LAST_WAIT:g} s since the run was asked to end"
-                self._leave(f"{KEY}: {self._urls}: {silent}")
 
 
 def rank(url: str, prefix: str) -> bytes:
@@ -251,3 +384,25 @@ def rank(url: str, prefix: str) -> bytes:
     return hashlib.blake2b(
         f"{url}\n{prefix}".encode(errors="surrogatepass"), digest_size=8
     ).digest()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Iterate over an error and what it was raised from, the first attempt of several."""
+    while error is not None:
+        yield error
+        attempts = getattr(error, "exceptions", ())  # of an ExceptionGroup
+        error = attempts[0] if attempts else error.__cause__ or error.__context__
+
+
+def _reason(response: httpx.Response, text: bytes) -> str:
+    """Return what an error's body says, or why a redirect is an error."""
+    if response.has_redirect_location:
+        where = response.headers["Location"]
+        return f"a redirect to '{where}', which is not followed; give that address instead"
+    message: Any = text.decode(errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        reply = json.loads(message)
+        if isinstance(reply, dict):
+            error = reply.get("error", reply)
+            message = error.get("message", message) if isinstance(error, dict) else message
+    return str(message) or response.reason_phrase

@@ -18,7 +18,7 @@ from comlrl.config.sections import Root
 from comlrl.errors import UserError
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from comlrl.trainers.launch.wiring.vllm_urls import urls
+from comlrl.trainers.launch.wiring.vllm import urls
 from tests.support.runs import read_config
 
 ROOT = Path(__file__).parents[3]
@@ -315,8 +315,10 @@ REFUSED = [  # overrides → what the line must name
         for item, named, *words in (
             ("lora.enabled=false", "lora.enabled", "false", "whole models"),
             ("lora.target_modules=[q_proj,lm_head]", "lora.target_modules", "lm_head", "head"),
+            ("lora.target_modules='.*(q_proj|lm_head)'", "lora.target_modules", "lm_head"),
         )
     ),
+    ([*VLLM, "lora.target_modules='(q_proj'"], ["lora.target_modules", "(q_proj", "pattern"]),
     (["generation.overlap=1"], ["generation.overlap", "1", "backend=builtin", "backend=vllm"]),
     ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "give 0 or 1"]),
     ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "give 0 or 1"]),

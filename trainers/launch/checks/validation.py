@@ -11,7 +11,6 @@ from comlrl.config.unused import without_effect
 from comlrl.tasks.prompts import PREFILL, REVISION
 from comlrl.trainers.launch.wiring import sampling_settings, vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work, resolve_work
-from comlrl.trainers.launch.wiring.vllm_urls import urls
 
 
 def validate(config: Config) -> Work:
@@ -21,7 +20,7 @@ def validate(config: Config) -> Work:
     work = resolve_work(config)
     sampling_settings.check(config, work.roles)
     if config.generation.backend == "vllm":
-        urls(config.generation.vllm_url, config.model_names, work.roles)
+        vllm.urls(config.generation.vllm_url, config.model_names, work.roles)
     return work
 
 

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import NonFiniteError, UserError, in_one_line, notice, print_error, report
+from comlrl.errors import (
+    NonFiniteError,
+    ServerError,
+    UserError,
+    in_one_line,
+    notice,
+    print_error,
+    report,
+)
 from comlrl.files import tolerant_terminal
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
@@ -207,7 +215,6 @@ def execute(
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.checkpoint import CheckpointError
     from comlrl.processes import distributed
-    from comlrl.rollout.vllm.replies import ServerError
 
     distributed.start()
     with contextlib.ExitStack() as opened:

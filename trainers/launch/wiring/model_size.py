@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from comlrl.config.sections import LoraSection
+from comlrl.errors import UserError
 from comlrl.trainers.launch.wiring.hub import model_folder
 
 if TYPE_CHECKING:
@@ -40,9 +41,16 @@ class ModelSize:
 
 
 def is_target(layer: str, wanted: str | list[str]) -> bool:
-    """Return whether ``lora.target_modules`` (a pattern, or names) means a layer, as PEFT does."""
+    """Return whether ``lora.target_modules`` (a pattern, or names) means a layer, as PEFT does.
+    Raises UserError for a malformed pattern."""
     if isinstance(wanted, str):
-        return re.fullmatch(wanted, layer) is not None
+        try:
+            return re.fullmatch(wanted, layer) is not None
+        except re.error as error:
+            raise UserError(
+                f"lora.target_modules: '{wanted}' is not a pattern ({error}); give a list of "
+                "layers, or a regular expression"
+            ) from error
     return any(layer == name or layer.endswith(f".{name}") for name in wanted)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice
+from comlrl.rollout.vllm.replies import KEY
+from comlrl.trainers.launch.wiring.model_size import is_target
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
-from comlrl.trainers.launch.wiring.vllm_urls import urls
 
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
     from comlrl.rollout.vllm.sampler import VLLMSampler
-    from comlrl.rollout.vllm.server import Server
-    from comlrl.rollout.vllm.servers import Servers
+    from comlrl.rollout.vllm.servers import Server, Servers
     from comlrl.trainers.launch.wiring.resolved_work import Work
     from comlrl.types import Sampling
     from comlrl.update.importance import ImportanceWeightedSampler
@@ -35,9 +35,8 @@ def refuse(config: Config) -> None:
     if generation.backend != "vllm":
         if generation.overlap:
             raise UserError(
-                f"generation.overlap: 1 with generation.backend={generation.backend}, which "
-                "samples by the very weights that an update moves; give 0, or "
-                "generation.backend=vllm"
+                "generation.overlap: 1 with generation.backend=builtin, which samples by the very "
+                "weights that an update moves; give 0, or generation.backend=vllm"
             )
         return
     if generation.overlap and config.section.rounds is not None:
@@ -63,50 +62,53 @@ def refuse(config: Config) -> None:
             f"lora.enabled: false with {backend}, to which adapters are sent after an update, not "
             "whole models; give true, or generation.backend=builtin"
         )
-    given = config.lora.target_modules
-    if not isinstance(given, str) and any(name.endswith("lm_head") for name in given):
+    targets = config.lora.target_modules
+    if is_target("lm_head", targets):
+        shown = targets if isinstance(targets, str) else list(targets)
         raise UserError(
-            f"lora.target_modules: {list(given)} with {backend}, which serves no adapter on the "
+            f"lora.target_modules: {shown} with {backend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raise UserError where a server is to sample, and does not answer, has another agent's
-    model or does not return what truncation leaves."""
+    """Raise UserError where a server is to sample, and does not answer, is too small, has another
+    agent's model, or does not return what truncation leaves."""
     if config.generation.backend != "vllm":
         return
-    drawn = sampling(config, roles)
-    for index, own in enumerate(servers(config, roles)):
-        model = config.model_names[index]
-        for server in own.members:
-            base, _ = server.check()
+    drawn, least = sampling(config, roles), config.agent_model.max_length
+    for index, joined in enumerate(servers(config, roles)):
+        model, drawn_by = config.model_names[index], drawn.of(index)
+        for server in joined.members:
+            base, length = server.check()
             if base != model and base in config.model_names:
                 raise UserError(
-                    f"generation.vllm_url: '{server.url}' has the model '{base}', and is given for "
-                    f"'{model}'; give each model its own servers"
+                    f"{KEY}: '{server.url}' has the model '{base}', and is given for '{model}'; "
+                    "give each model its own servers"
                 )
-            if _last(base) != _last(str(MODELS.get(model, model))):
+            if length is not None and length < least:
+                raise UserError(
+                    f"{KEY}: '{server.url}' holds {length} tokens of prompt and completion, and "
+                    f"agent_model.max_length is {least}; start it with --max-model-len {least}, or "
+                    "lower the latter"
+                )
+            if PurePath(base).name != PurePath(str(MODELS.get(model, model))).name:
                 notice(
-                    f"generation.vllm_url: '{server.url}' has the model '{base}', and '{model}' is "
-                    "trained; if they differ, importance/ratio_max is far above 1"
+                    f"{KEY}: '{server.url}' has the model '{base}', and '{model}' is trained; if "
+                    "they differ, importance/ratio_max is far above 1"
                 )
-            if drawn.of(index).truncates:
-                _check_replay(server, base, drawn.of(index))
+            if drawn_by.truncates or drawn_by.temperature != 1:
+                _check_logprobs(server, base, drawn_by)
 
 
-def _last(model: str) -> str:
-    """Return the last part of a model's name or folder."""
-    return PurePath(model).name
-
-
-def _check_replay(server: Server, base: str, sampling: Sampling) -> None:
+def _check_logprobs(server: Server, base: str, drawn: Sampling) -> None:
     """Raise UserError where the policy that acts could not be trained."""
-    truncating = {"top_k": sampling.top_k, "top_p": sampling.top_p}
-    key, value = next((key, value) for key, value in truncating.items() if value is not None)
     try:
-        server.check_replay(base)
+        server.check_logprobs(base, support=drawn.truncates)
     except UserError as error:
+        if not drawn.truncates:
+            raise UserError(f"{KEY}: {error}") from error
+        key, value = ("top_p", drawn.top_p) if drawn.top_k is None else ("top_k", drawn.top_k)
         raise UserError(
             f"{key}: {value:g} with generation.backend=vllm, and {error}, or give {key}=null or "
             "generation.backend=builtin"
@@ -132,10 +134,10 @@ def build(
     from comlrl.rollout.vllm.servers import Servers
     from comlrl.update.importance import ImportanceWeightedSampler
 
-    own_N = servers(config, roles, ending)
+    servers_N = servers(config, roles, ending)
     if team.processes.lock_step and not distributed.is_main():  # the first process asks for all
-        own_N = (Servers((), config.generation.vllm_patience),) * len(own_N)
-    engine = VLLMSampler(team, own_N, run_dir / "vllm", max_length, sampled)
+        servers_N = (Servers((), config.generation.vllm_patience),) * len(servers_N)
+    engine = VLLMSampler(team, servers_N, run_dir / "vllm", max_length, sampled)
     if not config.section.trained_online:
         return engine, None
     return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)
@@ -203,8 +205,58 @@ def servers(
     """Return the servers of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm.servers import Servers
 
-    given = urls(config.generation.vllm_url, config.model_names, roles)
-    made: dict[tuple[str, ...], Servers] = {}
-    for own in given:
-        made.setdefault(own, Servers(own, config.generation.vllm_patience, ending=ending))
-    return tuple(made[own] for own in given)
+    urls_N = urls(config.generation.vllm_url, config.model_names, roles)
+    patience = config.generation.vllm_patience
+    made = {group: Servers(group, patience, ending=ending) for group in dict.fromkeys(urls_N)}
+    return tuple(made[group] for group in urls_N)
+
+
+def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return the addresses of the servers of each policy, in their order.
+
+    ``value``: the key's; ``models``: of each policy; ``roles``: the agents'. Raises UserError for
+    an invalid address, for a policy without a server, and for a server of two models.
+    """
+    if not isinstance(value, Mapping):
+        urls_N = [_addresses(KEY, value)] * len(models)
+    else:
+        roles = roles if len(roles) == len(models) else ()  # else a policy acts for several
+        names = dict.fromkeys([*roles, *models])
+        for name in value:
+            if name not in names:
+                raise UserError(
+                    f"{KEY}: '{name}' is not an agent's role or model; there are "
+                    + ", ".join(f"'{name}'" for name in names)
+                )
+        urls_N = []
+        for index, model in enumerate(models):
+            named = [name for name in (*roles[index : index + 1], model) if name in value]
+            if not named:
+                raise UserError(f"{KEY}: no server for '{model}'; give {{{model}: URL}}")
+            urls_N.append(_addresses(f"{KEY}.{named[0]}", value[named[0]]))
+    model_of: dict[str, str] = {}
+    for model, group in zip(models, urls_N, strict=True):
+        for url in group:
+            if model_of.setdefault(url, model) != model:
+                raise UserError(
+                    f"{KEY}: '{url}' is for '{model_of[url]}' and '{model}', and a server holds "
+                    "one model; give each its own: {MODEL: URL, MODEL: URL}"
+                )
+    return tuple(urls_N)
+
+
+def _addresses(key: str, value: Any) -> tuple[str, ...]:
+    listed = value if isinstance(value, list) else [value]
+    if value is None or not listed:
+        raise UserError(
+            f"{key}: {'null' if value is None else value} with generation.backend=vllm; give the "
+            "server's address, or a list of several"
+        )
+    for url in listed:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise UserError(f"{key}: {url!r}; give addresses as http://localhost:8000")
+    plain = tuple(url.rstrip("/").removesuffix("/v1") for url in listed)
+    for url in plain:
+        if plain.count(url) > 1:
+            raise UserError(f"{key}: '{url}' appears twice; give each server once")
+    return plain

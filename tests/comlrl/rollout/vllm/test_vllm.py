@@ -13,7 +13,7 @@ import torch
 
 from comlrl.errors import ServerError, UserError
 from comlrl.models.team import Team
-from comlrl.rollout.vllm.server import Server
+from comlrl.rollout.vllm.servers import Server
 from comlrl.trainers.launch.wiring import vllm
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
@@ -269,14 +269,15 @@ def test_torn_connections_are_tried_again(server, tmp_path):
 def test_a_server_that_is_started_again_is_given_the_adapters_again(server, tmp_path, monkeypatch):
     sampler, looked = client(team(), server, tmp_path), []
 
-    async def look(member) -> None:  # the server comes back meanwhile
-        looked.append(member)
+    async def look() -> list[str]:  # the server comes back meanwhile
+        looked.append(server)
         if len(looked) == 1:
             server.start()
-        await look_again(member)
+        return await look_again()
 
-    look_again = sampler.servers[0]._catch_up
-    monkeypatch.setattr(sampler.servers[0], "_catch_up", look)
+    (member,) = sampler.servers_N[0].members
+    look_again = member.names
+    monkeypatch.setattr(member, "names", look)
     server.stop()
     assert len(sampler.sample([requests(0, 1), []], SAMPLING)[0][0]) == 3
     assert looked
@@ -385,32 +386,31 @@ def test_a_server_of_a_model_with_another_name_is_noticed(server, capfd, trained
 
 
 @pytest.mark.parametrize(
-    ("settings", "temperature", "message"),
+    ("settings", "temperature", "named"),
     [
         ({"max_model_len": 511}, 1.0, "--max-model-len 512"),
-        ({"max_rank": 8}, 1.0, "LoRA rank 16 is greater than 8"),
         ({"processed": False}, 0.7, "--logprobs-mode processed_logprobs"),
     ],
 )
-def test_a_server_that_does_not_fit_is_refused_at_the_start(
-    server, tmp_path, settings, temperature, message
-):
+def test_a_server_that_does_not_fit_is_refused_at_the_start(server, settings, temperature, named):
     vars(server).update(settings)
-    with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + message):
-        client(team(), server, tmp_path, sampling=Sampling(temperature, 12))
+    given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
+    given |= {"agent_model__max_length": 512, "agent_model__temperature": temperature}
+    with pytest.raises(UserError, match=r"generation\.vllm_url: .*" + named):
+        vllm.check(config(**given, agent_model__top_p=1.0), ("aux", "main"))
+
+
+def test_a_server_that_refuses_the_adapters_is_reported_at_the_start(server, tmp_path):
+    server.max_rank = 8
+    with pytest.raises(UserError, match=r"generation\.vllm_url: .*LoRA rank 16"):
+        client(team(), server, tmp_path)
     assert server.adapters == {} and not (tmp_path / "vllm").exists()
 
 
-def test_raw_log_probabilities_are_right_at_temperature_1(server, tmp_path):
-    server.processed, agents = False, team()
-    client(agents, server, tmp_path, sampling=Sampling(1.0, 12))
-    assert len(server.adapters) == len(agents)  # no error, and it is ready to sample
-
-
-def test_adapters_on_the_head_are_refused(server, tmp_path):
-    agents = team(lora__target_modules=".*(q_proj|lm_head)")
-    with pytest.raises(UserError, match=r"lora\.target_modules: the language-model head"):
-        client(agents, server, tmp_path)
+def test_raw_log_probabilities_are_right_at_temperature_1(server):
+    server.processed = False
+    given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
+    vllm.check(config(**given, agent_model__temperature=1.0, agent_model__top_p=1.0), ("a", "b"))
 
 
 def test_the_builtin_needs_no_engine(tmp_path):

@@ -16,8 +16,7 @@ from comlrl.errors import ServerError, UserError
 from comlrl.rollout.background import submit
 from comlrl.rollout.vllm import replies
 from comlrl.rollout.vllm.replies import BadReply, Drawn
-from comlrl.rollout.vllm.server import Server
-from comlrl.rollout.vllm.servers import Servers
+from comlrl.rollout.vllm.servers import Server, Servers
 from comlrl.types import Sampling
 from tests.support.fake_vllm import FakeVLLM, client, requests
 from tests.support.tiny_models import team
@@ -236,9 +235,7 @@ def test_malformed_answers(whole):
     with pytest.raises(BadReply):
         replies.completions("http://x", whole, count=1, max_tokens=1, vocabulary=8)
     with pytest.raises(BadReply):
-        replies.model_names("http://x", whole)
-    with pytest.raises(BadReply):
-        replies.top_two("http://x", whole)
+        replies.models("http://x", whole)
 
 
 @pytest.mark.parametrize(
@@ -246,18 +243,9 @@ def test_malformed_answers(whole):
              {"id": "base", "max_model_len": -1}, {"id": "base", "max_model_len": True}]
 )  # fmt: skip
 def test_malformed_models(model):
-    with pytest.raises(UserError):
-        replies.base_model("http://x", {"data": [model]})
-    assert replies.base_model("http://x", {"data": [{"id": "base"}]}) == ("base", None)
-
-
-@pytest.mark.parametrize("top", [None, [], [{"a": -1}], [{"a": -1, "b": math.nan}], [5], [{}]])
-def test_malformed_top_logprobs(top):
-    choice = {"index": 0, "logprobs": {"top_logprobs": top}}
     with pytest.raises(BadReply):
-        replies.top_two("http://x", {"choices": [choice]})
-    choice["logprobs"]["top_logprobs"] = [{"a": -2, "b": -0.5, "c": -9999.0}]
-    assert replies.top_two("http://x", {"choices": [choice]}) == (-0.5, -2)
+        replies.models("http://x", {"data": [model]})
+    assert replies.models("http://x", {"data": [{"id": "base"}]}) == (["base"], None)
 
 
 def test_a_malformed_reply_ends_the_sampling_and_is_not_asked_for_again(tmp_path):

@@ -62,18 +62,18 @@ def test_a_task_s_turns_meet_its_cache(three, tmp_path):
     """Its later prompts are others; one after the other, so that no server is passed over."""
     agents = team()
     sampler = client(agents, three, tmp_path)
-    served: dict[tuple[str, int], set[int]] = {}
-    for turn in range(3):
-        for number in range(6):
+    served: dict[str, set[int]] = {}
+    for turn in range(2):
+        for number in range(12):
             for agent in range(2):
                 text = prompt(f"task {number}" + " feedback" * turn)
                 request = Request(text, ((turn, number, agent),), task_id=f"task {number}")
                 before = [len(fake.asked) for fake in three]
                 sampler.sample([[request] if i == agent else [] for i in range(2)], SHORT)
                 (by,) = [i for i, n in enumerate(before) if len(three[i].asked) > n]
-                served.setdefault((request.task_id, agent), set()).add(by)
+                served.setdefault(request.task_id, set()).add(by)
     assert all(len(by) == 1 for by in served.values())
-    # Ports differ from run to run, and so does the choice: one server for all is 1 in 200,000.
+    # Ports differ from run to run, and so does the choice: one server for all is 1 in 177,147.
     assert len({by for own in served.values() for by in own}) > 1
 
 
@@ -116,7 +116,7 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
     gone.asked.clear()
     gone.before = lambda body: gone.events.append(("ask", body["model"]))
     refusing = False
-    wait_for(lambda: not sampler.servers[0].away)
+    wait_for(lambda: not sampler.servers_N[0].away)
     while not asked(gone):
         sampler.sample([requests(0), requests(1)], SHORT)
         move(agents, 0)
@@ -153,7 +153,7 @@ def test_what_a_dead_server_was_asked_is_sampled_by_the_others(three, tmp_path, 
     assert errors.count("notice: ") == 1
     assert "it is left out until it answers, 2 of 3 servers continue" in errors
     dead.start()
-    wait_for(lambda: not own.servers[0].away)
+    wait_for(lambda: not own.servers_N[0].away)
     assert kinds(dead)[2:] == ["load agent_0", "load agent_1"]
     for number in range(100):  # each is the dead one's with a third
         sampler.sample([[Request(prompt("x"), ((0,),), task_id=f"{number}")], []], SHORT)
@@ -199,7 +199,7 @@ def test_a_run_that_was_asked_to_end_waits_for_no_server_that_is_away(three, tmp
     wait_for(lambda: len(asked(dead)) == 2)
     stopping = threading.Thread(target=dead.stop)
     stopping.start()
-    wait_for(lambda: sampler.servers[0].away)
+    wait_for(lambda: sampler.servers_N[0].away)
     assert not errors
     asked_to_end.set()
     wait_for(lambda: errors)
@@ -274,7 +274,7 @@ def test_too_many_open_files_are_no_fault_of_a_server(three, tmp_path, monkeypat
         patch.setattr("anyio.connect_tcp", connect)
         with pytest.raises(ServerError, match=r"no connection, Too many open files; raise `ulimit"):
             sampler.sample([requests(0, 1), []], SHORT)
-    assert not sampler.servers[0].away
+    assert not sampler.servers_N[0].away
 
 
 class Killer:
