@@ -254,7 +254,7 @@ def _addresses(key: str, value: Any) -> tuple[str, ...]:
         )
     for url in listed:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise UserError(f"{key}: {url!r}; give addresses as http://localhost:8000")
+            raise UserError(f"{key}: {url!r} is not an address; give e.g. http://localhost:8000")
     plain = tuple(url.rstrip("/").removesuffix("/v1") for url in listed)
     for url in plain:
         if plain.count(url) > 1:

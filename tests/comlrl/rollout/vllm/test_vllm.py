@@ -337,7 +337,7 @@ def test_such_a_server_has_a_top_k_with_every_request(server, tmp_path):
                                "--enable-scale-out --return-sampling-mask"),
         ({"replays": False}, r"does not return the tokens that survive it \(.*\); start it with .*"
                              "--return-sampling-mask .*, or give top_p=null or generation.backend"),
-        ({"replays": True, "processed": False}, "over all tokens; .* processed_logprobs"),
+        ({"replays": True, "processed": False}, "--logprobs-mode processed_logprobs"),
     ],
 )  # fmt: skip
 def test_a_server_that_cannot_replay_is_refused_at_the_start(server, settings, message):
