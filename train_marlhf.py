@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Algorithm, Trainer
 from comlrl.trainers.launch.commands.train import main
-from comlrl.trainers.launch.wiring.assembly import Run, build_critic_team, build_rollout
+from comlrl.trainers.launch.wiring.assembly import Run, build_critic_team, build_player
 from comlrl.trainers.launch.wiring.labelling import build_collector
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any
     from comlrl.trainers.ppo import PPOTrainer
 
     section = run.config.online
-    rollout = build_rollout(run.config, run.work, run.rollout.sampler, reward)
+    rollout = build_player(run.config, run.work, run.rollout.sampler, reward)
     if run.section.learns_by == "ppo":
         ppo = cast("PPOConfig", section)
         critics = build_critic_team(run.config, ppo, run.team)

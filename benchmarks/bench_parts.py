@@ -73,7 +73,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     config, work, _ = command_line.resolve("magrpo", arguments)
     machine.deterministic()
     memory.keep_freed()
-    train, _ = task_splits.load_both_splits(config, work.domain)
+    train, _ = task_splits.load_both_splits(config.dataset, config.section, work.domain)
     begun = prepare(config, False, False)
     run = assembly.assemble(begun, work, Signals(), train, [], resume=False)
     if not fast:

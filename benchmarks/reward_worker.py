@@ -33,7 +33,10 @@ def resolve(file: str, overrides: Sequence[str]) -> tuple[Config, Work]:
 
 def main() -> None:
     config, work = resolve(sys.argv[1], sys.argv[2:])
-    tasks, stop = load_both_splits(config, work.domain)[0], config.agent_model.stop
+    tasks, stop = (
+        load_both_splits(config.dataset, config.section, work.domain)[0],
+        config.agent_model.stop,
+    )
     agents = len(work.roles)
     reward = work.build_reward()
     try:

@@ -40,6 +40,17 @@ class NonFiniteError(RuntimeError):
         self.batch, self.agent = batch, agent
 
 
+class PeerFailed(RuntimeError):
+    """Another process has given up; it says why.
+
+    ``code`` is the exit code. ``saves``: the finished steps are saved before all processes leave.
+    """
+
+    def __init__(self, code: int, saves: bool = False) -> None:
+        super().__init__("another process has given up")
+        self.code, self.saves = code, saves
+
+
 def in_one_line(error: Exception) -> tuple[str, int] | None:
     """Return message and exit code of a user's or disk error; None for others."""
     if isinstance(error, UserError):

@@ -82,12 +82,12 @@ def build(
     if config.wandb is not None:
         from comlrl.loggers.weights_and_biases import connect
 
-        if wandb_logger := connect(config, domain, run_dir, resume):
+        if wandb_logger := connect(config.wandb, config.to_dict(), domain, run_dir, resume):
             loggers.append(wandb_logger)
     if config.trackio is not None:
         from comlrl.loggers.trackio import TrackioLogger
 
-        loggers.append(TrackioLogger(config, run_dir, resume))
+        loggers.append(TrackioLogger(config.trackio, config.to_dict(), run_dir, resume))
     roles = domain.roles(config.section.num_agents)
     rewards = [
         (f"{one_line(role)} reward", f"agent_{i}/reward_mean", "{:.2f}")

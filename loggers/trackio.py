@@ -9,10 +9,11 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from comlrl.config.resolved import Config
+from comlrl.config.sections import TrackioConfig
 from comlrl.errors import notice
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.types import RolloutResult
@@ -25,9 +26,11 @@ class TrackioLogger:
     the checkpoint stays in its history.
     """
 
-    def __init__(self, config: Config, run_dir: Path, resume: bool) -> None:
-        section, name_file = config.trackio, run_dir / "trackio.json"
-        assert section is not None
+    def __init__(
+        self, section: TrackioConfig, settings: Mapping[str, Any], run_dir: Path, resume: bool
+    ) -> None:
+        """Begin a run, or continue it. ``settings``: the run's, which Trackio shows."""
+        name_file = run_dir / "trackio.json"
         if section.dir:
             os.environ["TRACKIO_DIR"] = section.dir  # read by the import
         import trackio
@@ -42,7 +45,7 @@ class TrackioLogger:
             self._run = trackio.init(
                 section.project,
                 name=name,
-                config=config.to_dict(),
+                config=dict(settings),
                 resume="allow" if resume else "never",
                 embed=False,
                 auto_log_gpu=False,

@@ -15,7 +15,7 @@ from typing import Any
 
 import wandb
 
-from comlrl.config.resolved import Config
+from comlrl.config.sections import WandbConfig
 from comlrl.errors import notice
 from comlrl.loggers.samples import sample
 from comlrl.loggers.views import view_of
@@ -29,13 +29,18 @@ TABLE_ROWS = 16  # episodes of an evaluation that go to the table
 COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 
 
-def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> WandbLogger | None:
-    """Return the logger that ``config.wandb`` enables, or None with a line that says why.
+def connect(
+    section: WandbConfig,
+    settings: Mapping[str, Any],
+    domain: Domain,
+    run_dir: Path,
+    resume: bool,
+) -> WandbLogger | None:
+    """Return the logger that ``wandb`` enables, or None with a line that says why.
 
-    ``config``: has a ``wandb`` section.
+    ``settings``: the run's, which W&B shows.
     """
-    assert config.wandb is not None
-    mode = config.wandb.mode or os.environ.get("WANDB_MODE", "online")
+    mode = section.mode or os.environ.get("WANDB_MODE", "online")
     if mode == "disabled":
         _say("off (mode: disabled)")
         return None
@@ -47,13 +52,13 @@ def connect(config: Config, domain: Domain, run_dir: Path, resume: bool) -> Wand
         except Exception as error:  # of wandb's and its readers' many kinds
             mode = _unreachable(error)
     try:
-        return WandbLogger(config, domain, run_dir, resume, mode)
+        return WandbLogger(section, settings, domain, run_dir, resume, mode)
     except Exception as error:
         failed = error
     if mode != "offline":
         mode = _unreachable(failed)
         try:
-            return WandbLogger(config, domain, run_dir, resume, mode)
+            return WandbLogger(section, settings, domain, run_dir, resume, mode)
         except Exception as error:
             failed = error
     _say(f"off: {_reason(failed)}")
@@ -68,11 +73,16 @@ class WandbLogger:
     """
 
     def __init__(
-        self, config: Config, domain: Domain, run_dir: Path, resume: bool, mode: str
+        self,
+        section: WandbConfig,
+        settings: Mapping[str, Any],
+        domain: Domain,
+        run_dir: Path,
+        resume: bool,
+        mode: str,
     ) -> None:
-        section, self._domain = config.wandb, domain
-        assert section is not None
-        self._columns = view_of(config.domain).samples
+        self._domain = domain
+        self._columns = view_of(settings["domain"]).samples
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
         previous_id = run_id(run_dir) if resume else None
@@ -82,7 +92,7 @@ class WandbLogger:
             name=section.name or run_dir.name,
             dir=str(folder),
             tags=list(section.tags),
-            config=config.to_dict(),
+            config=dict(settings),
             mode="offline" if mode == "offline" else "online",
             id=previous_id,
             resume="allow" if previous_id and mode != "offline" else None,

@@ -152,14 +152,15 @@ def test_model_without_eos_token(tmp_path: Path) -> None:
 )
 def test_devices_that_cannot_be_had(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_devices(tiny_models.config(**keys))
+        config = tiny_models.config(**keys)
+        check_devices(config.agent_devices, config.shares_base)
 
 
 def test_agents_are_placed_where_agent_devices_says() -> None:
     """``meta`` stands for a second GPU: it holds shapes without values."""
     models = [str(tiny_models.folder(kind)) for kind in ("qwen2", "llama")]
     config = tiny_models.config(agents=models, agent_devices=["cpu", "meta"])
-    check_devices(config)
+    check_devices(config.agent_devices, config.shares_base)
     first, second = build_team(config).agents
     assert (first.device.type, second.device.type) == ("cpu", "meta")
     assert {p.device.type for p in second.parameters()} == {"meta"}

@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl import external
-from comlrl.config.resolved import Config
-from comlrl.config.sections import DatasetConfig
+from comlrl.config.resolved import CommonConfig, Config
+from comlrl.config.sections import AgentModelConfig, ExternalConfig
 from comlrl.errors import UserError, report
 from comlrl.quoting import clean
 from comlrl.tasks.datasets import load_tasks
@@ -94,14 +94,18 @@ def attempts_of(work: Work, task: Task, turns: Sequence[Sequence[Path]]) -> list
 
 
 def prompts_by_turn(
-    config: Config, work: Work, task: Task, attempts: Sequence[Attempt]
+    section: CommonConfig,
+    settings: ExternalConfig,
+    work: Work,
+    task: Task,
+    attempts: Sequence[Attempt],
 ) -> list[tuple[tuple[Message, ...], ...]]:
     """Return each agent's prompt at turn 1, and at the turn after each attempt."""
-    prompts, settings = work.prompts, config.external
+    prompts = work.prompts
     first = prompts.first(task, len(work.roles))
     text_T = [first, *(work.mode.build(prompts)(attempts) if attempts else ())]
     written_T = [*(attempt.completions_N for attempt in attempts), None]
-    shown_T = [_handed_on(config, prompts, task, written) for written in written_T]
+    shown_T = [_handed_on(section, prompts, task, written) for written in written_T]
     turns_T: list[tuple[tuple[Message, ...], ...]] = [
         tuple(
             (Message("user", with_handed_on(text, shown)),)
@@ -133,11 +137,11 @@ def prompts_by_turn(
 
 
 def _handed_on(
-    config: Config, prompts: Prompts, task: Task, written: Sequence[str] | None
+    section: CommonConfig, prompts: Prompts, task: Task, written: Sequence[str] | None
 ) -> tuple[str, ...]:
     """Return what each agent reads of those before it in a turn; ``written`` None: unknown."""
-    agents = config.section.num_agents
-    if config.section.turn_order == "simultaneous":
+    agents = section.num_agents
+    if section.turn_order == "simultaneous":
         return ("",) * agents
     if written is None:
         return ("", *[UNKNOWN] * (agents - 1))
@@ -145,20 +149,15 @@ def _handed_on(
     return ("", *(prompts.handed_on(task, i, agents, texts[:i]) for i in range(1, agents)))
 
 
-def readers(config: Config) -> list[Callable[[Sequence[Message]], str]]:
-    """Return functions from each agent's messages to its model's text; load no weights."""
-    names = config.agent_models
-    by_name = {name: _reader(config, name) for name in dict.fromkeys(names)}
-    return [by_name[name] for name in names]
-
-
-def _reader(config: Config, name: str) -> Callable[[Sequence[Message]], str]:
-    builtin = dataclasses.replace(config, dataset=DatasetConfig())  # the rows have been read
+def _reader(
+    section: AgentModelConfig, name: str, beside: Path
+) -> Callable[[Sequence[Message]], str]:
+    """Return a function from an agent's messages to its model's text; load no weights."""
     try:
-        hub.check_reachable(builtin, [("agent_model.name", name)])
+        hub.check_reachable([("agent_model.name", name)], beside)
         from comlrl.models.pretrained import load_encoder
 
-        encoder = load_encoder(config.agent_model, name)
+        encoder = load_encoder(section, name)
     except UserError as error:
         print(f"notice: shown without a chat template: {error}", file=sys.stderr)
         return _messages
@@ -186,20 +185,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         config, work = resolve(options)
-        hub.check_data(config)
+        hub.check_data(config.dataset.name, config.beside)
         tasks = load_tasks(config.dataset, config.dataset.eval_split, work.domain)
         task = find_task(tasks, options.task)
         attempts = attempts_of(work, task, options.completions)
         for attempt in attempts:
             print(f"════ reward of turn {attempt.turn}: {attempt.score.value:.2f}")
-        reader_N = readers(config)
-        for line in prompt_forms(config, agents_at_hand(config, [])):
+        names = config.agent_models
+        readers = {n: _reader(config.agent_model, n, config.beside) for n in dict.fromkeys(names)}
+        reader_N = [readers[name] for name in names]
+        for line in prompt_forms(names, agents_at_hand(config, [])):
             print(f"notice: {line}", file=sys.stderr)
         for name in options.mode or [work.mode.name]:
             named = dataclasses.replace(config.external, mode=name)
             mode = external.find(named, work.domain, config.folder, work.domain_target)
             work = dataclasses.replace(work, mode=mode)
-            show(name, work.roles, prompts_by_turn(config, work, task, attempts), reader_N)
+            shown = prompts_by_turn(config.section, config.external, work, task, attempts)
+            show(name, work.roles, shown, reader_N)
     except (UserError, OSError) as error:
         report(error)
         return 2

@@ -72,7 +72,7 @@ SYNONYMS = {
     "reward_processor.shift": "reward_shift",
     "agent_devices": "devices",
 }
-# Keys of CoMLRL 1.4 that have no counterpart: what to do instead.
+# Keys and sections that are gone without a counterpart: what to do instead.
 REMOVED = {
     "parallel_training": "leave it out; several processes are started by torchrun",
     "reference_kl_enabled": "leave it out; kl_coef above 0 enables it",
@@ -90,8 +90,11 @@ REMOVED = {
     "value_loss_coef": "leave it out; critics have their own optimizers",
     "iac": "give ppo",
     "maac": "give ppo",
+    "mlflow": "log with trackio, wandb or TensorBoard",
+    "comparator": "leave it out; the task reward compares",
 }
-PAGE = "docs/migration.md"  # of CoMLRL 1.4's keys
+WITHOUT_EFFECT = {"mlflow": None, "comparator": "reward"}  # values that files of older runs hold
+PAGE = "docs/migration.md"  # of keys that have changed
 
 
 def hint(key: str, keys: Sequence[str], algorithm: str) -> str:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
 from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
-from comlrl.config.hints import hint
+from comlrl.config.hints import WITHOUT_EFFECT, hint
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
 from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, RoleSampling, Root
@@ -48,11 +48,6 @@ ALIASES: dict[str, str | None] = {
     "<algo>.reward_shift": "reward_processor.shift",
     "generation.max_kept": "generation.max_support",
     "<algo>.advantage_mode": "<algo>.advantage",
-}
-# Keys that are gone: what to use instead, and the values that changed nothing.
-REMOVED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "mlflow": ("log with trackio, wandb or TensorBoard", (None,)),
-    "<algo>.comparator": ("the task reward compares; leave it out", ("reward",)),
 }
 VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "joint_mode": {"aligned": "align", "crossed": "cross"},
@@ -199,13 +194,9 @@ class Loader:
         else:
             head, _, tail = key.partition(".")
             generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
-            if (gone := REMOVED.get(generic) or REMOVED.get(head)) is not None:
-                instead, harmless = gone
-                if setting.value in harmless or (generic not in REMOVED and setting.value is None):
-                    return None
-                raise UserError(
-                    f"{key}: {setting.value!r} ({setting.source}) is no longer read; {instead}"
-                )
+            gone = head if head in WITHOUT_EFFECT else tail
+            if gone in WITHOUT_EFFECT and setting.value == WITHOUT_EFFECT[gone]:
+                return None
             if generic not in ALIASES:
                 return key
             new = ALIASES[generic]

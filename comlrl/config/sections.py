@@ -269,6 +269,11 @@ class RewardProcessorConfig(Section):
         ),
     )
 
+    def process(self, reward: float) -> float:
+        """Return the training reward."""
+        scale, shift = (self.scale_factor, self.shift) if self.enabled else (1.0, 0.0)
+        return scale * reward + shift
+
 
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig(Section):

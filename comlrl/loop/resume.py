@@ -51,15 +51,17 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     ``sources``: the user's own modules. Raises UserError where the directory cannot be written,
     or holds a run that cannot be continued or is of another configuration or modules.
     """
-    check_free(config, resume)
-    folder = find(config, resume)
+    check_free(config.output, resume)
+    name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
+    folder = find(config.output, name, resume)
     newest = checkpoint.newest(folder) if resume and folder.exists() else None
     if newest is None and holds_run(folder):
-        _make_room(folder, config, resume)
+        continues = resume and not config.output.overwrite
+        _make_room(folder, config.algorithm, continues)
     before = FolderSnapshot.from_folder(folder)
     make_writable(folder)
     config = replace(config, output=replace(config.output, dir=str(folder), overwrite=False))
-    changed = _changes(folder, config, sources)
+    changed = _changes(folder, config.to_dict(), sources)
     harmful = [change for change in changed if not change.harmless]
     if harmful and not force:
         raise UserError(_refusal(harmful))
@@ -78,19 +80,19 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
     )
 
 
-def _make_room(folder: Path, config: Config, resume: bool) -> None:
+def _make_room(folder: Path, algorithm: str, continues: bool) -> None:
     """Make room where there is a run without a checkpoint to continue from; move it aside if it
     would be lost.
 
     One that was killed before its first checkpoint writes the same again, in its place. Raises
     UserError for one that has come to its end.
     """
-    if resume and not config.output.overwrite:
+    if continues:
         if (folder / SUMMARY).exists():
             raise UserError(
                 f"--resume: '{folder}' holds a finished run and no checkpoint to continue from; "
                 f"give another output.dir, or output.overwrite=true to begin anew (checkpoints: "
-                f"{config.algorithm}.save_steps)"
+                f"{algorithm}.save_steps)"
             )
         if not (folder / CHECKPOINTS).exists():
             return
@@ -121,12 +123,12 @@ class Change:
         return f"{self.key}: {self.before!r} → {self.now!r}"
 
 
-def _changes(folder: Path, config: Config, sources: Sequence[Source]) -> list[Change]:
+def _changes(folder: Path, settings: Mapping[str, Any], sources: Sequence[Source]) -> list[Change]:
     """List the changes of the configuration, and of the user's modules, against those of the
     run."""
     if not (folder / CONFIG).exists():
         return []
-    before, now = _flat(load_yaml(folder / CONFIG)), _flat(config.to_dict())
+    before, now = _flat(load_yaml(folder / CONFIG)), _flat(settings)
     before |= {f"{MODULES}/{name}": digest[:12] for name, digest in kept(folder).items()}
     now |= {f"{MODULES}/{name}": digest[:12] for name, digest in digests(sources).items()}
     keys = sorted(before.keys() | now.keys())

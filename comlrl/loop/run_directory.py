@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from comlrl.config.resolved import Config
+from comlrl.config.sections import OutputConfig
 from comlrl.errors import UserError, notice
 from comlrl.loop.run_lock import holder, refuse_in_use
 from comlrl.run_files import BEST_MODEL, CHECKPOINTS, CONFIG, FINAL_MODEL, METRICS, SUMMARY
@@ -18,13 +18,13 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.lexists(folder / name) for name in TRACES)  # a link that leads nowhere, too
 
 
-def check_free(config: Config, resume: bool) -> None:
+def check_free(output: OutputConfig, resume: bool) -> None:
     """Raise UserError where ``output.dir`` holds a run that is at work, or that is to be neither
     resumed nor moved aside."""
-    folder = config.output.dir
+    folder = output.dir
     if folder is not None:
         refuse_in_use(Path(folder))
-    if folder is None or resume or config.output.overwrite or not holds_run(Path(folder)):
+    if folder is None or resume or output.overwrite or not holds_run(Path(folder)):
         return
     raise UserError(
         f"output.dir: '{folder}' holds a run; add --resume to continue it, give another folder, "
@@ -32,14 +32,14 @@ def check_free(config: Config, resume: bool) -> None:
     )
 
 
-def find(config: Config, resume: bool) -> Path:
-    """Return ``output.dir``, or a free (resuming: the newest) numbered folder under ``base_dir``.
+def find(output: OutputConfig, name: str, resume: bool) -> Path:
+    """Return ``output.dir``, or a free (resuming: the newest) folder of this name under
+    ``base_dir``, numbered if there are others.
 
     Raises UserError where the run to resume is at work."""
-    if config.output.dir is not None:
-        return Path(config.output.dir)
-    name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
-    base = Path(config.output.base_dir) / name
+    if output.dir is not None:
+        return Path(output.dir)
+    base = Path(output.base_dir) / name
     taken = [base, *(base.with_name(f"{base.name}_{n}") for n in range(2, 10_000))]
     free = next(i for i, path in enumerate(taken) if not holds_run(path) and not holder(path))
     if not resume:

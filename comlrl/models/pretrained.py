@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
-from comlrl.config.sections import AgentModelConfig
+from comlrl.config.sections import AgentModelConfig, LoraSection
 from comlrl.errors import UserError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
@@ -38,95 +38,95 @@ from comlrl.quoting import one_line
 transformers_logging.disable_progress_bar()  # one for each model read or written
 TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
 MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
+MODEL_KEY = "agent_model.name"  # what names a model, in errors
 
 
-def build_team(
-    config: Config,
-    *,
-    reference: bool = False,
-    device: str | None = None,
-    count: int | None = None,
-) -> Team:
-    """Load the models. ``reference``: keep a frozen copy of what the run starts from, where that
-    is not the base with the adapter off. ``count``: of how many (None: of the policies).
+def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
+    """Load the agents' models. ``reference``: keep a frozen copy of what the run starts from, where
+    that is not the base with the adapter off.
 
     Where agents share one policy the team is one, whatever the number of agents that act by it.
     Raises UserError where a model cannot be had.
     """
-    count = count or config.section.policies
-    device = device or default_device()
-    elsewhere = config.init_from is not None
     if config.agent_model.chat is True:
         for name in dict.fromkeys(config.agent_models):
             load_encoder(config.agent_model, name)  # which may have no chat template
+    count = config.section.policies
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
-    if not config.shares_base:
-        agents = [_alone(config, i, device, reference) for i in range(count)]
-        full = not config.lora.enabled
-        return Team(agents, shared_base=False, full=full, begun_elsewhere=elsewhere)
-    name, indices = config.agent_model.name, range(count)
-    model, tokenizer = load_model(config.agent_model, name, device)
-    peft, starts = _with_adapters(model, name, config, indices, reference)
-    router = add_router(model)
-    fast = fast_decoder(model, router, count, _learns_fast(config))
-    agents = [
-        Agent(
-            index=i,
-            model=model,
-            tokenizer=tokenizer,
-            peft=peft,
-            router=router,
-            fast=fast,
-            start_adapter=starts[i],
-            **_prompts(config),
-        )
-        for i in indices
-    ]
-    return Team(agents, shared_base=True, full=False, begun_elsewhere=elsewhere)
-
-
-def _alone(config: Config, index: int, device: str, reference: bool) -> Agent:
-    """Return an agent with a separate model."""
-    name = config.agent_models[index]
-    place = config.agent_devices[index] if config.agent_devices else device
-    lora = config.lora.enabled
-    model, tokenizer = load_model(config.agent_model, name, place)
-    peft, router, start, start_adapter = None, None, None, None
-    if lora:
-        peft, (start_adapter,) = _with_adapters(model, name, config, [index], reference)
-        router = add_router(model)
-    elif reference:
-        reference_model = copy.deepcopy(model).requires_grad_(False)
-        start = Agent(
-            index=index,
-            model=reference_model,
-            tokenizer=tokenizer,
-            peft=None,
-            fast=fast_decoder(reference_model, None, 0),
-        )
-    fast = fast_decoder(model, router, int(lora), _learns_fast(config))
-    return Agent(
-        index=index,
-        model=model,
-        tokenizer=tokenizer,
-        peft=peft,
-        router=router,
-        fast=fast,
-        start=start,
-        start_adapter=start_adapter,
-        **_prompts(config),
+    return load_team(
+        config.agent_model,
+        config.lora,
+        config.model_names[:count],
+        shares_base=config.shares_base,
+        devices=(config.agent_devices or (device or default_device(),) * count)[:count],
+        reference=reference,
+        begun_elsewhere=config.init_from is not None,
     )
 
 
-def _prompts(config: Config) -> dict[str, Any]:
-    """Return the settings that turn an agent's prompts into tokens."""
-    section = config.agent_model
-    return {"chat": section.chat, "template_arguments": section.template_arguments}
+def load_team(
+    section: AgentModelConfig,
+    lora: LoraSection,
+    models: Sequence[str],
+    *,
+    shares_base: bool,
+    devices: Sequence[str],
+    reference: bool = False,
+    begun_elsewhere: bool = False,
+    key: str = MODEL_KEY,
+) -> Team:
+    """Load an agent for each of ``models``: adapters of the first one, or each a separate model.
 
-
-def _learns_fast(config: Config) -> bool:
-    """Return whether the fast decoder can learn: checkpointing and dropout need the modules."""
-    return not config.agent_model.gradient_checkpointing and not config.lora.dropout
+    Args:
+        shares_base: whether the agents are adapters of one model.
+        reference: as for ``build_team``.
+        begun_elsewhere: whether the adapters will be given other weights to start from.
+        key: what names the models, in errors.
+    """
+    agents: list[Agent] = []
+    indices_M = [range(len(models))] if shares_base else [[i] for i in range(len(models))]
+    for indices in indices_M:
+        name, device = models[indices[0]], devices[indices[0]]
+        model, tokenizer = load_model(section, name, device, key)
+        peft, router, start = None, None, None
+        copies: list[str | None] = [None] * len(indices)
+        if lora.enabled:
+            copied = reference and begun_elsewhere
+            peft, copies = _with_adapters(model, name, lora, indices, copied)
+            router = add_router(model)
+        elif reference:
+            frozen = copy.deepcopy(model).requires_grad_(False)
+            start = Agent(
+                index=indices[0],
+                model=frozen,
+                tokenizer=tokenizer,
+                peft=None,
+                fast=fast_decoder(frozen, None, 0),
+            )
+        # checkpointing and dropout need the modules
+        learns_fast = not section.gradient_checkpointing and not lora.dropout
+        adapters = len(indices) if lora.enabled else 0
+        fast = fast_decoder(model, router, adapters, learns_fast)
+        for index, start_adapter in zip(indices, copies, strict=True):
+            agent = Agent(
+                index=index,
+                model=model,
+                tokenizer=tokenizer,
+                peft=peft,
+                router=router,
+                fast=fast,
+                start=start,
+                start_adapter=start_adapter,
+                chat=section.chat,
+                template_arguments=section.template_arguments,
+            )
+            agents.append(agent)
+    return Team(
+        agents,
+        shared_base=shares_base,
+        full=not lora.enabled,
+        begun_elsewhere=begun_elsewhere,
+    )
 
 
 def default_device() -> str:
@@ -135,40 +135,40 @@ def default_device() -> str:
     return "cpu"
 
 
-def resolve_model(name: str) -> str:
+def resolve_model(name: str, key: str = MODEL_KEY) -> str:
     """Return a builtin's folder, or the name as it was given. Raises UserError for a builtin that
     does not exist and for a GGUF file."""
     if name.endswith(".gguf"):
         raise UserError(
-            f"agent_model.name: '{name}' is a GGUF file, which is no longer read; give a model's "
-            "folder (transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
+            f"{key}: '{name}' is a GGUF file, which is no longer read; give a model's folder "
+            "(transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
         )
     if name.startswith("builtin:") and name not in MODELS:
-        raise UserError(f"agent_model.name: '{name}'; the builtin are {', '.join(MODELS)}")
+        raise UserError(f"{key}: '{name}'; the builtin are {', '.join(MODELS)}")
     return str(MODELS.get(name, name))
 
 
-def load_tokenizer(section: AgentModelConfig, name: str) -> Any:
+def load_tokenizer(section: AgentModelConfig, name: str, key: str = MODEL_KEY) -> Any:
     """Load a model's tokenizer, with its special tokens. Raises UserError if unavailable."""
     try:
         settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name), **settings)
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model(name, key), **settings)
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
-        raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+        raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     tokenizer.add_special_tokens(dict(section.special_tokens))
     return tokenizer
 
 
-def load_encoder(section: AgentModelConfig, name: str) -> PromptEncoder:
+def load_encoder(section: AgentModelConfig, name: str, key: str = MODEL_KEY) -> PromptEncoder:
     """Load the encoder of an agent's prompts, without weights. Raises UserError."""
-    tokenizer = load_tokenizer(section, name)
+    tokenizer = load_tokenizer(section, name, key)
     trusted = bool(section.model_kwargs.get("trust_remote_code", False))
     try:
-        ends = end_ids(generation_config(resolve_model(name), trusted))
+        ends = end_ids(generation_config(resolve_model(name, key), trusted))
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
-        raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+        raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     return PromptEncoder(tokenizer, section.chat, ends, section.template_arguments)
 
 
@@ -179,10 +179,12 @@ def generation_config(source: str | Path, trusted: bool) -> Any:
     return AutoConfig.from_pretrained(source, trust_remote_code=trusted)
 
 
-def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTrainedModel, Any]:
+def load_model(
+    section: AgentModelConfig, name: str, device: str, key: str = MODEL_KEY
+) -> tuple[PreTrainedModel, Any]:
     """Load a causal language model in evaluation mode, and its tokenizer with pad and EOS."""
-    source, attention = resolve_model(name), section.attn_implementation
-    tokenizer = load_tokenizer(section, name)
+    source, attention = resolve_model(name, key), section.attn_implementation
+    tokenizer = load_tokenizer(section, name, key)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -192,15 +194,15 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         )
     except Exception as error:  # the hub's and the readers' many kinds
         reason = load_failure(error)
-        if attention != "auto" and "attn_implementation" in str(error):
+        if attention != "auto" and not _attends(section, source, attention):
             raise UserError(
                 f"agent_model.attn_implementation: '{name}' cannot be read by '{attention}'; "
                 "give auto"
             ) from error
-        raise UserError(f"agent_model.name: '{name}' cannot be loaded: {reason}") from error
+        raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UserError(
-            f"agent_model.name: '{name}' holds an adapter, which needs its base; give the base "
+            f"{key}: '{name}' holds an adapter, which needs its base; give the base "
             "there, and the adapter's folder as init_from"
         )
     if section.special_tokens and len(tokenizer) > model.config.vocab_size:
@@ -223,6 +225,23 @@ def load_model(section: AgentModelConfig, name: str, device: str) -> tuple[PreTr
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def _attends(section: AgentModelConfig, source: str, attention: str) -> bool:
+    """Return whether a model that could not be loaded can be built with an attention."""
+    trusted = bool(section.model_kwargs.get("trust_remote_code", False))
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
+    except Exception:  # then it is not the attention that failed
+        return True
+    try:
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention, trust_remote_code=trusted
+            )
+    except (ImportError, ValueError):
+        return False
+    return True
 
 
 def load_failure(error: Exception) -> str:
@@ -256,14 +275,13 @@ def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
 
 
 def _with_adapters(
-    model: PreTrainedModel, name: str, config: Config, indices: Sequence[int], reference: bool
+    model: PreTrainedModel, name: str, section: LoraSection, indices: Sequence[int], copies: bool
 ) -> tuple[PeftModel, list[str | None]]:
     """Return the model with an adapter for each agent, and each one's frozen reference.
 
-    The reference is a copy of the initial adapter (``init_from``), if it is needed and not the
-    base.
+    ``copies``: whether that is a copy of the initial adapter (``init_from``), and not the base.
     """
-    section, modules = config.lora, config.lora.target_modules
+    modules = section.target_modules
     settings = LoraConfig(
         r=section.r,
         lora_alpha=section.effective_alpha,  # type: ignore[arg-type]
@@ -271,7 +289,7 @@ def _with_adapters(
         target_modules=modules if isinstance(modules, str) else list(modules),
         task_type="CAUSAL_LM",
     )
-    starts = [f"{REFERENCE}_{i}" for i in indices if reference and config.init_from is not None]
+    starts = [f"{REFERENCE}_{i}" for i in indices if copies]
     try:
         peft = get_peft_model(model, settings, adapter_name=f"agent_{indices[0]}")
         for index in indices[1:]:

@@ -7,15 +7,16 @@ the tasks are divided.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 
-from comlrl.errors import UserError
+from comlrl.errors import PeerFailed, UserError
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -24,15 +25,8 @@ PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
 
-class PeerFailed(RuntimeError):
-    """Another process has given up; it says why.
-
-    ``code`` is the exit code. ``saves``: the finished steps are saved before all processes leave.
-    """
-
-    def __init__(self, code: int, saves: bool = False) -> None:
-        super().__init__("another process has given up")
-        self.code, self.saves = code, saves
+class LostPeer(RuntimeError):
+    """A collective call has failed, as another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +83,7 @@ def all_gather(value: T) -> list[T]:
     """Gather each process's value, in rank order. Raises PeerFailed if a process has failed."""
     if world_size() == 1:
         return [value]
-    parts: list[Any] = [None] * world_size()
-    torch.distributed.all_gather_object(parts, value)
+    parts = _gather(value)
     for part in parts:
         if isinstance(part, _GivenUp):
             raise PeerFailed(part.code, part.saves)
@@ -106,16 +99,35 @@ def give_up(text: str, code: int, saves: bool = False) -> bool:
     """
     if world_size() == 1:
         return True
-    parts: list[Any] = [None] * world_size()
-    torch.distributed.all_gather_object(parts, _GivenUp(text, code, saves))
+    parts = _gather(_GivenUp(text, code, saves))
     return rank() == next(r for r, part in enumerate(parts) if isinstance(part, _GivenUp))
 
 
 def lost_peer(error: Exception) -> bool:
-    """Return whether a collective call has failed because another process has ended."""
-    if world_size() == 1 or not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+    """Return whether a collective call has failed because another process has ended.
+
+    Those of a sharded model are torch's own, of which gloo's, on CPUs, raise a plain RuntimeError
+    and are not recognized.
+    """
+    return world_size() > 1 and isinstance(error, LostPeer | torch.distributed.DistError)
+
+
+@contextlib.contextmanager
+def _collective() -> Iterator[None]:
+    """Raise LostPeer for the RuntimeError with which gloo says that a process has ended."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise LostPeer(str(error)) from error
+
+
+def _gather(value: Any) -> list[Any]:
+    parts: list[Any] = [None] * world_size()
+    with _collective():
+        torch.distributed.all_gather_object(parts, value)
+    return parts
 
 
 def from_main(make: Callable[[], T]) -> T:
@@ -212,7 +224,8 @@ def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
         ]
         + have
     )
-    torch.distributed.all_reduce(flat)
+    with _collective():
+        torch.distributed.all_reduce(flat)
     counts = flat[-len(parameters) :].tolist()
     at = 0
     for parameter, count in zip(parameters, counts, strict=True):

@@ -14,15 +14,12 @@ from typing import Any
 
 import torch
 
-from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.processes import distributed
 
 
-def check(config: Config, fits_reward_model: bool) -> None:
+def check(fits_reward_model: bool) -> None:
     """Raise UserError if a run cannot be sharded."""
-    if config.distributed.strategy != "fsdp":
-        return
     if distributed.world_size() == 1:
         raise UserError(
             "distributed.strategy: 'fsdp' splits models over processes, and there is one; start "

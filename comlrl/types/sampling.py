@@ -83,6 +83,10 @@ class Sampling:
     def truncates(self) -> bool:
         return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
 
+    def limits(self, agents: int) -> tuple[int, ...]:
+        """Return ``max_new_tokens`` of each of so many agents."""
+        return tuple(self.of(agent).max_new_tokens for agent in range(agents))
+
     @property
     def longest(self) -> int:
         """Tokens of any agent's longest completion."""

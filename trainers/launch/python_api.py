@@ -7,7 +7,7 @@ import importlib
 import json
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ from comlrl.config.plugins.targets import FROM_PYTHON, Target, near, passing
 from comlrl.config.yaml_values import Setting
 from comlrl.errors import UserError, in_one_line, notice
 from comlrl.files import read_lines
-from comlrl.loop.interrupts import Interrupted, Signals
+from comlrl.loop.interrupts import Interrupted
 from comlrl.run_files import ADAPTER, BEST_MODEL, DOMAIN, FINAL_MODEL, METRICS, REPORT
 from comlrl.trainers.launch.checks.shipped import config_file
 from comlrl.trainers.launch.commands import evaluate as evaluation
@@ -37,6 +37,7 @@ from comlrl.trainers.launch.python_objects import (
     task_splits,
 )
 from comlrl.trainers.launch.wiring import hub, weights
+from comlrl.trainers.launch.wiring.life_cycle import life_cycle
 from comlrl.trainers.launch.wiring.load import config_of
 from comlrl.types import Reward, Score, Task
 
@@ -162,11 +163,7 @@ def train(
             ],
             **dict.fromkeys(FLAGS),
         )
-        folders: list[Path] = []
-        with passing(passed), ExitStack() as opened:
-            signals = Signals()
-            with suppress(ValueError):  # only a program's first thread hears of signals
-                opened.enter_context(signals)
+        with passing(passed), life_cycle(raises=True) as life:
             resolved, work, notices = resolve(algorithm, arguments)
             for target in passed:
                 if target.key == "reward.target" and issubclass(target.found, FunctionReward):
@@ -175,17 +172,13 @@ def train(
                     work = replace(work, sources=(*work.sources, *target.sources))
             for text in notices + check(resolved, bool(resume)) + no_weights_notice(resolved):
                 notice(text)
-            hub.check_reachable(resolved, hub.named_models(resolved))
-
-            def build(run: Any) -> Any:
-                folders.append(run.run_dir)
-                return importlib.import_module(f"comlrl.train_{algorithm}").build(run)
-
-            force = resume == "force"
-            code = execute(resolved, work, build, signals, bool(resume), force, raises=True)
-    if code:  # another process has failed, and has said why
-        raise UserError(f"processes: the run in '{folders[0]}' has ended with exit code {code}")
-    return Run(folders[0], passed)
+            named = [("dataset.name", resolved.dataset.name), *hub.named_models(resolved)]
+            hub.check_reachable(named, resolved.beside)
+            build = importlib.import_module(f"comlrl.train_{algorithm}").build
+            execute(resolved, work, build, life, bool(resume), resume == "force")
+    if life.code or life.loop is None:
+        raise UserError(f"processes: another one has ended the run, with exit code {life.code}")
+    return Run(life.loop.run_dir, passed)
 
 
 def evaluate(

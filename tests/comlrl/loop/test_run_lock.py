@@ -59,13 +59,13 @@ def test_a_file_that_was_removed_by_its_holder_is_no_lock(tmp_path: Path) -> Non
 def test_numbered_folders_leave_out_one_in_use(tmp_path: Path) -> None:
     """Two runs that start at the same time: neither has written anything yet."""
     config = tiny_models.config(output__base_dir=str(tmp_path), seed=7)
-    first = find(config, False)
+    first = find(config.output, "run", False)
     first.mkdir()
     with hold(first):
-        assert find(config, False) != first
+        assert find(config.output, "run", False) != first
         with pytest.raises(UserError, match="is in use"):
-            find(config, True)
-    assert find(config, False) == first
+            find(config.output, "run", True)
+    assert find(config.output, "run", False) == first
 
 
 def test_a_lock_that_is_a_link_or_a_folder_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from comlrl.processes.distributed import LostPeer
 from tests.support import loops, tiny_models
 from tests.support.marks import some_slow
 from tests.support.runs import (
@@ -263,7 +264,7 @@ def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path, name: str) ->
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
-        (RuntimeError("[/gloo/transport/tcp/pair.cc:537] Connection reset by peer"), True),
+        (LostPeer("Connection reset by peer"), True),
         (torch.distributed.DistNetworkError("Broken pipe"), True),
         (RuntimeError("shapes do not fit"), False),
         (ConnectionResetError("a logger's"), False),

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from comlrl.config.resolved import Config
+from comlrl.config.resolved import CommonConfig, Config
+from comlrl.config.sections import AgentModelConfig, DatasetConfig, OutputConfig
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS
 from comlrl.trainers.launch.wiring.hub import model_folder
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
-from comlrl.types import Message
 
 if TYPE_CHECKING:
     from comlrl.models.prompt_encoder import PromptEncoder
@@ -38,16 +38,34 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     Raises UserError, or another package's error of the user's, for what a run would refuse.
     """
     unchecked: list[str] = []
-    _output(config)
+    _check_writable(config.output)
     work.mode.build(work.prompts)
     work.build_reward().close()
-    tasks = _tasks(config, work, unchecked)
+    tasks: list[Task] = []
+    name = config.dataset.name
+    if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
+        train, held_out = load_both_splits(config.dataset, config.section, work.domain)
+        tasks = train + held_out
+    else:
+        _check_splits(config.dataset)
+        unchecked.append(
+            f"dataset.name: '{name}' and its rows; no such folder here, asked of the hub"
+        )
     agents = agents_at_hand(config, unchecked)
     if work.program is not None:
         unchecked.append(f"{work.program.target}; its calls are known once it is played")
     elif tasks and agents:
-        _check_prompts(config, work, agents, tasks)
-    _check_preferences(config)
+        read = work.read_by([agent.encoder for agent in agents])
+        length = context_length(config, min(agent.positions for agent in agents))
+        fitting(
+            tasks,
+            read,
+            config.dataset,
+            lambda agent, prompt: agents[agent].encoder.encode(prompt),
+            length,
+            sampling(config, work.roles),
+        )
+    _check_inputs(config.section)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
     if config.generation.backend == "vllm":
@@ -56,40 +74,36 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
         )
-    return unchecked, tasks, prompt_forms(config, agents)
+    return unchecked, tasks, prompt_forms(config.agent_models, agents)
 
 
-def prompt_forms(config: Config, agents: Sequence[AtHand]) -> list[str]:
+def prompt_forms(models: Sequence[str], agents: Sequence[AtHand]) -> list[str]:
     """Return a line for each model that says whether its prompts are in chat form, and why."""
     lines = []
-    for name, agent in zip(config.agent_models, agents, strict=False):
+    for name, agent in zip(models, agents, strict=False):
         chats, reason = agent.encoder.form
         form = "in the chat template" if chats else "plain text"
         lines.append(f"prompts of '{name}': {form}; {reason}")
     return list(dict.fromkeys(lines))
 
 
-def _output(config: Config) -> None:
-    folder = path = Path(config.output.dir or config.output.base_dir).absolute()
+def _check_writable(output: OutputConfig) -> None:
+    folder = path = Path(output.dir or output.base_dir).absolute()
     while not path.exists():
         path = path.parent
     try:
         tempfile.TemporaryDirectory(dir=path).cleanup()
     except OSError as error:
-        key = "output.dir" if config.output.dir else "output.base_dir"
+        key = "output.dir" if output.dir else "output.base_dir"
         raise UserError(
             f"{key}: '{folder}' cannot be written ({error.strerror}); give another folder"
         ) from error
 
 
-def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
-    """Return all rows of both splits, each checked; [] where the data is on the hub."""
+def _check_splits(section: DatasetConfig) -> None:
+    """Raise UserError for a split of the hub's data that cannot be read."""
     import datasets
 
-    name, section = config.dataset.name, config.dataset
-    if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
-        train, held_out = load_both_splits(config, work.domain)
-        return train + held_out
     for key in ("train_split", "eval_split"):
         split = getattr(section, key)
         try:
@@ -98,23 +112,22 @@ def _tasks(config: Config, work: Work, unchecked: list[str]) -> list[Task]:
             raise UserError(
                 f"dataset.{key}: '{split}' is not a split; write e.g. test[:16]"
             ) from None
-    unchecked.append(f"dataset.name: '{name}' and its rows; no such folder here, asked of the hub")
-    return []
 
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     """Return what reads each agent's prompts; [] where a model is not available locally."""
     key = "agents" if config.agents else "agent_model.name"
     names = config.agent_models
-    found = {name: _agent(config, key, name, unchecked) for name in dict.fromkeys(names)}
+    ours = config.agent_model
+    found = {name: _agent(ours, key, name, unchecked) for name in dict.fromkeys(names)}
     for other_key, name in config.other_models.items():
-        _agent(config, other_key, name, unchecked)
+        _agent(ours, other_key, name, unchecked)
     agents = [found[name] for name in names]
     return [] if None in agents else [agent for agent in agents if agent is not None]
 
 
-def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand | None:
-    ours, folder = config.agent_model, model_folder(name)
+def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) -> AtHand | None:
+    folder = model_folder(name)
     if folder is None:
         unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
         return None
@@ -150,26 +163,13 @@ def _agent(config: Config, key: str, name: str, unchecked: list[str]) -> AtHand 
     return AtHand(encoder, positions_of(sizes))
 
 
-def _check_prompts(config: Config, work: Work, agents: list[AtHand], tasks: list[Task]) -> None:
-    """Check that every row's first prompts leave room for a completion, unless ``on_bad_row:
-    skip``."""
-    read = work.read_by([agent.encoder for agent in agents])
-    length = context_length(config, min(agent.positions for agent in agents))
-    drawn = sampling(config, work.roles)
-
-    def encode(agent: int, prompt: Sequence[Message]) -> list[int]:
-        return agents[agent].encoder.encode(prompt)
-
-    fitting(tasks, read, config, encode, length, drawn)
-
-
-def _check_preferences(config: Config) -> None:
+def _check_inputs(section: CommonConfig) -> None:
     """Check the files of earlier runs that MADPO and MARLHF read."""
-    inputs = config.section.inputs
+    inputs = section.inputs
     if "preferences" in inputs:
         from comlrl.preferences.candidates import preferences_file, read_sets
 
-        read_sets(preferences_file(inputs["preferences"]), config.section.num_agents)
+        read_sets(preferences_file(inputs["preferences"]), section.num_agents)
     if "reward_model" in inputs:
         from comlrl.preferences.reward_model import FACTS
 

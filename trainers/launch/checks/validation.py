@@ -40,18 +40,8 @@ def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
     shared = {n: s for n in SHARED if (s := getattr(config, n)) is not None}
     read = {config.algorithm: config.section, config.online_name: config.online}
     sections = {**shared, **config.sections, **read}
-    lines += without_effect(config, sections, set_keys, _unread(config, work))
-    if config.online.num_turns == 1 and REVISION in config.prompts:
-        lines.append("prompts.revision has no effect: nothing follows a single turn")
-    if work.program is not None and PREFILL in config.prompts:
-        lines.append("prompts.prefill has no effect: the program writes what its calls end with")
-    return lines
-
-
-def _unread(config: Config, work: Work) -> dict[str, str]:
-    """Return the sections and keys that the run's work and its algorithm do not read, and why."""
     why = f"{config.algorithm} learns by the section `{config.online_name}`"
-    unread = dict.fromkeys(config.sections.keys() - {config.algorithm, config.online_name}, why)
+    unread = dict.fromkeys(config.sections.keys() - read.keys(), why)
     if not work.reward_arguments.keys() & {f.name for f in fields(config.sandbox)}:
         unread["sandbox"] = "this reward runs nothing in it"
     if not work.rewards_each and work.program is None:
@@ -62,4 +52,9 @@ def _unread(config: Config, work: Work) -> dict[str, str]:
     truncates = any(sampling.of(i).truncates for i in range(len(work.roles)))
     if not (config.section.trained_online and truncates):
         unread["generation.max_support"] = "no log-probability is over what top_p or top_k leave"
-    return unread
+    lines += without_effect(config, sections, set_keys, unread)
+    if config.online.num_turns == 1 and REVISION in config.prompts:
+        lines.append("prompts.revision has no effect: nothing follows a single turn")
+    if work.program is not None and PREFILL in config.prompts:
+        lines.append("prompts.prefill has no effect: the program writes what its calls end with")
+    return lines

@@ -235,8 +235,9 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     config, section = plan.config, plan.config.section
     if config.generation.backend != "builtin":
         notice("generation.backend: evaluations take the builtin generator")
-    hub.check_data(config)
-    hub.check_reachable(config, hub.agents_models(config))
+    data = config.dataset.name
+    hub.check_data(data, config.beside)
+    hub.check_reachable([("dataset.name", data), *hub.agents_models(config)], config.beside)
     tasks = load_tasks(config.dataset, config.dataset.eval_split, plan.work.domain)
     load.set_threads()
     team = build_team(config)
@@ -245,9 +246,9 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     given = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
     work = given.read_by([team.of(i).encoder for i in range(section.num_agents)])
     tasks = tasks[: section.eval_num_samples]
-    tasks = fitting(tasks, work, config, sampler.encode, sampler.max_length, sampled)
+    tasks = fitting(tasks, work, config.dataset, sampler.encode, sampler.max_length, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
-    reward, evaluated = build_rewards(config, work)
+    reward, evaluated = build_rewards(work)
     rollout = build_player(config, work, asked, reward if caching else evaluated)
     return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
 

@@ -23,7 +23,7 @@ from comlrl.errors import UserError, notice
 from comlrl.trainers.launch.checks.shipped import config_file
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import Parser
-from comlrl.trainers.launch.wiring import init_from, own_algorithm, replacements, weights
+from comlrl.trainers.launch.wiring import hub, init_from, own_algorithm, replacements, weights
 from comlrl.trainers.launch.wiring.replacements import Other
 from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
 from comlrl.trainers.launch.wiring.weights import Trained
@@ -72,8 +72,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     config, work = resolve(str(file), [*teams, *others], arguments)
     replaced = replacements.check(asked, config, work.roles)
     if arguments.baseline:
-        check_baseline(arguments.baseline, config, work.domain)
-    init_from.check_models(config)
+        num_agents = config.section.num_agents
+        check_baseline(arguments.baseline, num_agents, config.sampling, work.domain)
+    init_from.check_models(hub.named_models(config), config.beside)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config)
     if len(teams) > 1 and config.section.num_agents < 2:
@@ -135,7 +136,9 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
         models = dict.fromkeys(plan.config.agent_models)
         named = "_".join(Path(name.replace(":", "/")).name for name in models)
         what = f"{plan.baseline or 'untrained'}_{named}"
-    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + "_greedy" * plan.greedy
+    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + (
+        "_greedy" if plan.greedy else ""
+    )
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
     folder = own or Path(plan.config.output.base_dir)

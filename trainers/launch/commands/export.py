@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from comlrl.config.resolved import Config
+from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
 from comlrl.run_files import ADAPTER, HETEROGENEOUS
 from comlrl.trainers.launch.commands.command_line import Parser, print_written
 from comlrl.trainers.launch.wiring import weights
-from comlrl.trainers.launch.wiring.load import config_of
+from comlrl.trainers.launch.wiring.assembly import saver
+from comlrl.trainers.launch.wiring.load import config_of, load_agents
 from comlrl.trainers.launch.wiring.weights import Trained
 
 
@@ -26,10 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
-        config = config_of(run)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries about themselves
-            export(run, config, out, merge=arguments.merge)
+            export(run, out, merge=arguments.merge)
         print_written(out)
         if arguments.push:
             print(f"pushed: {push(out, arguments.push)}")
@@ -72,7 +72,7 @@ def check(
     return run, out
 
 
-def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
+def export(run: Trained, out: Path, *, merge: bool) -> None:
     """Write ``out/agent_N/`` atomically.
 
     Without ``merge`` as ``final_model`` holds them, also where a run has only checkpoints; with it
@@ -84,32 +84,23 @@ def export(run: Trained, config: Config, out: Path, *, merge: bool) -> None:
         if run.final_model is not None:
             shutil.copytree(run.final_model, saved)
         else:
-            _save(run, config, saved)
+            saver(*load_agents(run))(saved)
         if merge:
-            for index, agent in enumerate(sorted(saved.glob("agent_*"))):
-                _merge(config, index, agent)
+            config = config_of(run)
+            agents = sorted(saved.glob("agent_*"))
+            for model, agent in zip(config.agent_models, agents, strict=False):
+                _merge(config.agent_model, model, agent)
             (saved / "README.md").unlink(missing_ok=True)  # it tells how to load adapters
         saved.rename(out)
 
 
-def _save(run: Trained, config: Config, folder: Path) -> None:
-    """Save a checkpoint's weights in the form of a ``final_model``."""
-    from comlrl.models.pretrained import build_team
-    from comlrl.trainers.launch.wiring.assembly import build_sampler, saver
-
-    team = build_team(config)
-    _, sampler = build_sampler(config, team)
-    weights.load_weights(run, team, sampler)
-    saver(team, sampler)(folder)
-
-
-def _merge(config: Config, index: int, agent: Path) -> None:
+def _merge(section: AgentModelConfig, model: str, agent: Path) -> None:
     """Replace an adapter by its merged model: W + (alpha / r) B A for each adapted W."""
     from peft import PeftModel
 
     from comlrl.models.pretrained import load_model
 
-    base, tokenizer = load_model(config.agent_model, config.agent_models[index], "cpu")
+    base, tokenizer = load_model(section, model, "cpu")
     merged = PeftModel.from_pretrained(base, str(agent)).merge_and_unload(safe_merge=True)
     shutil.rmtree(agent)
     merged.save_pretrained(agent)

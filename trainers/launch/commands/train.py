@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import shlex
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,33 +19,24 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import (
-    NonFiniteError,
-    ServerError,
-    UserError,
-    in_one_line,
-    notice,
-    print_error,
-    report,
-)
+from comlrl.errors import UserError, notice, print_error
 from comlrl.files import tolerant_terminal
-from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Trainer
 from comlrl.loop.run_directory import check_free
 from comlrl.quoting import one_line, printable
 from comlrl.run_files import FINAL_MODEL, REPORT
-from comlrl.trainers.launch.checks.installed import check_installed
 from comlrl.trainers.launch.checks.shipped import LAUNCH
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.wiring import allocator, hub, init_from, own_algorithm, vllm
 from comlrl.trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
+from comlrl.trainers.launch.wiring.life_cycle import LifeCycle, life_cycle
 from comlrl.trainers.launch.wiring.machine import check_devices, deterministic
 from comlrl.trainers.launch.wiring.resolved_work import Work
-from comlrl.trainers.launch.wiring.sampling_settings import limits
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.trainers.launch.wiring.task_splits import load_both_splits
 
 if TYPE_CHECKING:
-    from comlrl.loop.loop import Loop
+    from comlrl.loop.interrupts import Signals
     from comlrl.loop.records import Logger
     from comlrl.loop.resume import Start
     from comlrl.types import Reward
@@ -65,60 +55,42 @@ def main(
     tolerant_terminal()
     if section is not None:
         own_algorithm.add(algorithm, section)
-    with Signals() as signals:
-        try:
-            return _main(algorithm, build, argv, signals)
-        except Interrupted as interrupted:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"interrupted: {interrupted}", file=sys.stderr)
-            return interrupted.code
+    with life_cycle() as life:
+        _main(algorithm, build, argv, life)
+    return life.code
 
 
-def _main(
-    algorithm: str,
-    build: Build,
-    argv: Sequence[str] | None,
-    signals: Signals,
-) -> int:
-    try:
-        arguments = parse_arguments(algorithm, argv)
-        config, work, notices = resolve(algorithm, arguments)
-    except UserError as error:
-        return _refuse(error)
+def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCycle) -> None:
+    arguments = parse_arguments(algorithm, argv)
+    config, work, notices = resolve(algorithm, arguments)
     first = os.environ.get("RANK", "0") == "0"
     only_checks = arguments.dry_run and not arguments.measure
-    if only_checks and not first:
-        return 0  # one process checks and prints for all
+    life.awaited = not only_checks  # else one process checks and prints for all
     if first:
-        try:
-            notices += check(config, arguments.resume)
-        except UserError as error:
-            return report(error) if only_checks else _refuse(error)
+        notices += check(config, arguments.resume)
         for text in notices + no_weights_notice(config):
             notice(text)
-    if arguments.dry_run and first:
-        try:
+        if arguments.dry_run:
             _dry_run(config, work, arguments.check_solutions)
-        except UserError as error:
-            return report(error) if only_checks else _refuse(error)
     if only_checks:
-        return 0
-    try:
-        hub.check_reachable(config, hub.named_models(config))
-    except UserError as error:
-        return _refuse(error)
+        return
+    named = [("dataset.name", config.dataset.name), *hub.named_models(config)]
+    hub.check_reachable(named, config.beside)
     if arguments.measure:
-        return _measure(algorithm, arguments, config, build, signals)
-    return execute(config, work, build, signals, arguments.resume, arguments.resume_force)
+        _measure(algorithm, arguments, config, build, life)
+    else:
+        execute(config, work, build, life, arguments.resume, arguments.resume_force)
 
 
 def check(config: Config, resume: bool) -> list[str]:
     """Return notices. Raise UserError for what this machine or the run's folder does not have."""
-    check_installed(config)
-    check_free(config, resume)
-    hub.check_data(config)
-    init_from.check_models(config)
-    init_from.check_target_modules(config)
+    if config.trackio is not None and importlib.util.find_spec("trackio") is None:
+        raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")
+    check_free(config.output, resume)
+    hub.check_data(config.dataset.name, config.beside)
+    models = hub.named_models(config)
+    init_from.check_models(models, config.beside)
+    init_from.check_target_modules(config.lora, [name for _, name in models])
     if config.init_from is None or resume:
         return []
     return init_from.check(config)
@@ -144,7 +116,8 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
     from comlrl.trainers.launch.cost.dry_run import describe
 
     unchecked, tasks, forms = check(config, work)
-    lines = [describe(config, limits(config, work.roles)), *forms]
+    limits_N = sampling(config, work.roles).limits(len(work.roles))
+    lines = [describe(config, limits_N), *forms]
     lines += check_solutions(tasks, work, config.section.num_agents, score=solutions)
     print(printable("\n".join(lines)))
     for line in unchecked:
@@ -152,144 +125,82 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
 
 
 def _measure(
-    algorithm: str,
-    arguments: argparse.Namespace,
-    config: Config,
-    build: Build,
-    signals: Signals,
-) -> int:
-    """Train for some steps in a temporary folder, print the estimated cost of the run, and
-    return the exit code."""
+    algorithm: str, arguments: argparse.Namespace, config: Config, build: Build, life: LifeCycle
+) -> None:
+    """Train for some steps in a temporary folder, and print the estimated cost of the run."""
     from comlrl.trainers.launch.cost.measured import describe_measured, overrides
 
-    with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        arguments.override += overrides(config, run_dir)
-        measured, work, _ = resolve(algorithm, arguments)
-        code = execute(measured, work, build, signals, pages=False)
-        if code == 0 and os.environ.get("RANK", "0") == "0":
-            train, _ = load_both_splits(config, work.domain)
-            try:
-                print(describe_measured(config, measured, run_dir, len(train)))
-            except UserError as error:
-                return report(error)
-    return code
-
-
-def _refuse(error: Exception) -> int:
-    """Print an error of the user's or the disk's, once for all processes, and return its exit
-    code. Raise any other again."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return report(error)
-    from comlrl.processes import distributed
-
-    if distributed.lost_peer(error):
-        return _left_alone()
-    known = in_one_line(error)
-    if known is None:
-        raise error
-    text, code = known
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
-    distributed.start()
-    if distributed.give_up(text, code):
-        report(error)
-    distributed.stop()
-    return code
+    run_dir = Path(life.opened.enter_context(tempfile.TemporaryDirectory())) / "run"
+    arguments.override += overrides(config, run_dir)
+    measured, work, _ = resolve(algorithm, arguments)
+    execute(measured, work, build, life, pages=False)
+    if os.environ.get("RANK", "0") == "0":
+        train, _ = load_both_splits(config.dataset, config.section, work.domain)
+        print(describe_measured(config, measured, run_dir, len(train)))
 
 
 def execute(
     config: Config,
     work: Work,
     build: Build,
-    signals: Signals,
+    life: LifeCycle,
     resume: bool = False,
     force: bool = False,
     pages: bool = True,
-    raises: bool = False,
-) -> int:
-    """Build everything, train, and leave the run directory; return the exit code.
+) -> None:
+    """Build everything, train, and leave the run directory.
 
-    ``pages``: write the report and the model card. ``raises``: raise what the user has to fix as
-    UserError, in place of printing it.
+    ``pages``: write the report and the model card. Raises what ends the run, for ``life``.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from comlrl.loop.checkpoint import CheckpointError
-    from comlrl.processes import distributed
-
-    distributed.start()
-    with contextlib.ExitStack() as opened:
-        opened.callback(distributed.stop)
-        try:
-            start = distributed.from_main(lambda: _start(config, work, resume, force, opened))
-            if distributed.is_main() and start.before is not None:
-                opened.callback(start.before.restore)  # once the loggers are closed
-            run, trainer = _open(start, work, build, signals, force, opened)
-            distributed.all_gather("open")  # whoever could not open says so here
-        except distributed.PeerFailed as failed:
-            return failed.code
-        except Exception as error:
-            if raises:
-                raise
-            return _refuse(error)
-        allocator.keep_loaded()
-        try:
-            trainer.train()
-            _finish(run)
-        except CheckpointError as error:
-            if raises:
-                raise
-            return _refuse(error)
-        except ServerError as error:
-            if distributed.give_up(str(error), error.exit_code, saves=True) and not raises:
-                report(error)
-            _leave(run.loop)
-            if raises:
-                raise
-            return error.exit_code
-        except distributed.PeerFailed as failed:
-            if failed.saves:
-                _leave(run.loop)
-            return failed.code
-        except Interrupted as interrupted:
-            if interrupted.path is not None:
-                distributed.all_gather("interrupted")  # nobody leaves while the main one saves
-                opened.close()  # the loggers: what they hold belongs into the report
-                if distributed.is_main() and _write_pages(config, run.run_dir):
-                    print(printable(f"report: {run.run_dir / REPORT}"))
-            raise
-        except Exception as error:
-            return _stopped(error, run.loop, raises)
-    if distributed.is_main() and pages:
-        weights = config.keeps_final_model or config.output.save_best
-        written = _write_pages(config, run.run_dir, card=weights)
-        for text in no_weights_notice(config):
-            notice(text)
-        print(printable(f"done: {run.run_dir / REPORT if written else run.run_dir}"))
-    return 0
-
-
-def _start(
-    config: Config, work: Work, resume: bool, force: bool, opened: contextlib.ExitStack
-) -> Start:
-    """Find where the run begins, its folder locked until ``opened`` closes; main process only."""
     from comlrl.loop.resume import prepare
     from comlrl.loop.run_lock import hold
+    from comlrl.processes import distributed
 
-    start = prepare(config, resume, force, work.sources)
-    opened.enter_context(hold(start.run_dir))
-    return start
+    opened = life.opened.enter_context(contextlib.ExitStack())
+    distributed.start()
+    opened.callback(distributed.stop)
+
+    def begin() -> Start:
+        start = prepare(config, resume, force, work.sources)
+        opened.enter_context(hold(start.run_dir))
+        return start
+
+    start = distributed.from_main(begin)
+    run_dir = start.run_dir
+    if distributed.is_main() and start.before is not None:
+        opened.callback(start.before.restore)  # once the loggers are closed
+    run, trainer = _open(start, work, build, life.signals, force, opened)
+    distributed.all_gather("open")  # whoever could not open says so here
+    allocator.keep_loaded()
+
+    def write_pages() -> None:
+        if _write_pages(run_dir):
+            print(printable(f"report: {run_dir / REPORT}"))
+
+    life.begin_training(run.loop, write_pages)
+    trainer.train()
+    _finish(run)
+    opened.close()
+    if distributed.is_main() and pages:
+        weights = config.keeps_final_model or config.output.save_best
+        written = _write_pages(run_dir, config.section.paper if weights else None)
+        for text in no_weights_notice(config):
+            notice(text)
+        print(printable(f"done: {run_dir / REPORT if written else run_dir}"))
 
 
-def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
-    """Write the report, and the ``card`` of the model; return whether there is a report.
+def _write_pages(run_dir: Path, paper: str | None = None) -> bool:
+    """Write the report, and with the algorithm's ``paper`` the card of the model; return whether
+    there is a report.
 
     The run's results are safe on the disk, so a failure here is reported and does not fail the run.
     """
     try:
-        if card:
+        if paper is not None:
             from comlrl.loggers.model_card import write_model_card
 
-            write_model_card(run_dir, config.section.paper)
+            write_model_card(run_dir, paper)
     except Exception as error:
         print_error(f"no model card: {_kind_and_text(error)}")
     try:
@@ -305,50 +216,6 @@ def _write_pages(config: Config, run_dir: Path, *, card: bool = False) -> bool:
 
 def _kind_and_text(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
-
-
-def _stopped(error: Exception, loop: Loop, raises: bool = False) -> int:
-    """Handle an error in the middle of a run; raise it again where it is not the user's or the
-    disk's."""
-    from safetensors import SafetensorError
-
-    from comlrl.processes import distributed
-    from comlrl.update.non_finite import explanation
-
-    if distributed.lost_peer(error):
-        return _left_alone()
-    known = in_one_line(error)
-    if isinstance(error, OSError) and known is not None:
-        known = f"{known[0]}; once that is fixed, continue with --resume", known[1]
-    if isinstance(error, NonFiniteError):
-        known = explanation(error, loop.counters.steps + 1, loop.run_dir), 1
-    elif isinstance(error, SafetensorError):  # of a full disk: nothing is read by now
-        text = f"weights could not be saved: {one_line(str(error))}"
-        known = f"{text}; once that is fixed, continue with --resume", 1
-    if known is None:
-        raise error
-    if raises:
-        raise UserError(known[0]) from error
-    print_error(known[0])
-    return known[1]
-
-
-def _left_alone() -> int:
-    """End a process that waits for another that has ended; return the exit code."""
-    if os.environ.get("RANK", "0") == "0":
-        print("interrupted: another process has ended (see its message)", file=sys.stderr)
-    return 1
-
-
-def _leave(loop: Loop) -> None:
-    """Save what was done before a step whose sampling cannot be finished."""
-    from comlrl.processes import distributed
-
-    main = distributed.is_main()
-    path = loop.leave() if main or loop.processes.lock_step else None
-    if main:
-        where = f"saved {path}; continue with --resume" if path else "nothing new to save yet"
-        print(f"interrupted: {where}", file=sys.stderr)
 
 
 def _open(
@@ -368,12 +235,17 @@ def _open(
     load = cpu_threads.LoadWatch()
     distributed.check_gpus()
     distributed.from_main(lambda: vllm.check(start.config, work.roles))
-    check_devices(start.config)
-    sharding.check(start.config, start.config.section.fits_reward_model)
+    if start.config.agent_devices is not None:
+        check_devices(start.config.agent_devices, start.config.shares_base)
+    if start.config.distributed.strategy == "fsdp":
+        sharding.check(start.config.section.fits_reward_model)
     deterministic()
     allocator.keep_freed()
     found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
-    tasks = distributed.from_main(lambda: load_both_splits(start.config, work.domain))
+    config = start.config
+    tasks = distributed.from_main(
+        lambda: load_both_splits(config.dataset, config.section, work.domain)
+    )
     load.set_threads(None if found is None else found.state)
     run = assemble(start, work, signals, *tasks, resume=found is not None)
     opened.callback(_closing(run.reward))

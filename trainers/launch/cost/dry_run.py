@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from comlrl.builtin import DATASETS, LEVELS
-from comlrl.config import algorithms as configs
-from comlrl.config.resolved import Config
+from comlrl.config.resolved import CommonConfig, Config, Rounds
+from comlrl.config.sections import ProgramConfig
 from comlrl.errors import UserError, notice
 from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
@@ -35,23 +35,70 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     no branch ends early and every completion is as long as it may be. Raises UserError for a
     builtin that does not exist.
     """
-    lines = [*_who(config), ""]
-    tasks, found = count_tasks(config.dataset.name, config.dataset.train_split)
-    lines += [f"{'training tasks':<22}{_number(tasks)}  {found}"]
-    if config.section.rounds is not None:
-        lines += _preferences(config, limits_N, tasks)
-    if config.section.trained_online:
-        lines += _online(config, config.online, limits_N, tasks)
-    lines += _evaluations(config, tasks)
-    return "\n".join([*lines, "", *_memory(config, limits_N)])
+    section, online, data, lora = config.section, config.online, config.dataset, config.lora
+    count, models = section.num_agents, list(dict.fromkeys(config.agent_models))
+    trained = f"LoRA r={lora.r}" if lora.enabled else "all weights trained"
+    once = ", one base held once" if config.shares_base and count > 1 else ""
+    agents = f"{count} agent{'s' if count > 1 else ''}"
+    tasks, source = count_tasks(data.name, data.train_split)
+    schedule = schedule_of(section, tasks, config.seed)
+    steps = steps_of(online, tasks, schedule)
+    # of a level: agents of one base decode together, others one by one
+    decoders = 1 if config.shares_base else count // len(section.shape.stages)
+    lines = [
+        f"{config.algorithm}: {agents} of {' and '.join(models)} ({trained}{once})",
+        "",
+        f"{'training tasks':<22}{_number(tasks)}  {source}",
+    ]
+    if section.rounds is not None:
+        lines += _preferences(section, section.rounds, schedule, decoders, limits_N)
+    if section.trained_online:
+        lines += _online(online, config.program, tasks, steps, decoders, limits_N)
+    limits = [count_tasks(data.name, data.eval_split)[0], online.eval_num_samples]
+    held_out = min((n for n in limits if n is not None), default=None)
+    if not online.eval_interval:
+        lines += ["", f"{'evaluations':<22}none"]
+    else:
+        calls = "whose calls are known once they are played"
+        if not config.program.given:
+            calls = _evaluation_calls(online, decoders, held_out)
+        passes = None
+        if steps is not None and section.trained_online:
+            passes = 1 + math.ceil(steps / online.eval_interval)
+        lines += [
+            "",
+            f"{'evaluations':<22}{_number(passes)}  of {_number(held_out)} tasks, {calls}",
+        ]
+    lines.append("")
+    for name in models:
+        size = model_size(name)
+        lines.append(f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}")
+    for label, held_bytes, why in held(config, limits_N, held_out):
+        shown = "unknown"
+        if held_bytes is not None:
+            mebi = held_bytes / 2**20
+            shown = f"{mebi:.1f} MiB" if mebi < 2**10 else f"{mebi / 2**10:.1f} GiB"
+        lines.append(f"{label:<22}{shown}  {why}")
+    return "\n".join(lines)
 
 
-def steps_of(config: Config, tasks: int | None) -> int | None:
-    """Count the steps of the run; ``tasks``: how many there are, if known."""
-    section = config.online
-    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
-    actions = size * scored(section, growth(section))
-    return training_steps(section, tasks, actions, _rounds(config, tasks))
+def schedule_of(section: CommonConfig, tasks: int | None, seed: int) -> TaskSchedule | None:
+    """Return the schedule of a run in rounds; None: of another, or of unknown tasks."""
+    if tasks is None or section.rounds is None:
+        return None
+    return build_schedule(section, range(tasks), seed)
+
+
+def steps_of(online: CommonConfig, tasks: int | None, schedule: TaskSchedule | None) -> int | None:
+    """Count the steps of the run; None: its tasks decide, and are unknown.
+
+    Args:
+        online: the section of the online loop.
+        tasks: how many there are, if known.
+        schedule: of a run in rounds.
+    """
+    size = online.batch_size if tasks is None else min(online.batch_size, tasks)
+    return training_steps(online, tasks, size * scored(online, growth(online)), schedule)
 
 
 def count_tasks(name: str, split: str) -> tuple[int | None, str]:
@@ -81,25 +128,20 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     return count, f"{split} of {name}, {how}"
 
 
-def _who(config: Config) -> list[str]:
-    count, names = config.section.num_agents, list(dict.fromkeys(config.agent_models))
-    what = f"LoRA r={config.lora.r}" if config.lora.enabled else "all weights trained"
-    shared = config.shares_base and count > 1
-    once = ", one base held once" if shared else ""
-    agents = f"{count} agent{'s' if count > 1 else ''}"
-    return [f"{config.algorithm}: {agents} of {' and '.join(names)} ({what}{once})"]
-
-
 def _online(
-    config: Config, section: configs.CommonConfig, limits_N: Sequence[int], tasks: int | None
+    section: CommonConfig,
+    program: ProgramConfig,
+    tasks: int | None,
+    steps: int | None,
+    decoders: int,
+    limits_N: Sequence[int],
 ) -> list[str]:
     """Tabulate the cost of the online loop: of a step, and of the entire run."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
-    steps = steps_of(config, tasks)
     nodes = size * tree.nodes
-    decoders, deep = _decoders(config), section.num_turns * len(section.shape.stages)
+    deep = section.num_turns * len(section.shape.stages)
     calls = decoders * deep
     if section.samples_greedily:  # a greedy chain from every state
         calls += decoders * deep * (deep + 1) // 2
@@ -115,8 +157,8 @@ def _online(
         "generation calls": calls,
         "sampled tokens ≤": size * _tokens(section, limits_N) + greedy * sum(limits_N),
     }
-    if config.program.given:
-        most = actions * config.program.max_calls
+    if program.given:
+        most = actions * program.max_calls
         rows = {
             "tasks": size,
             "episodes": actions,
@@ -142,17 +184,10 @@ def _online(
     return lines
 
 
-def _tokens(section: configs.CommonConfig, limits_N: Sequence[int]) -> int:
+def _tokens(section: CommonConfig, limits_N: Sequence[int]) -> int:
     """Return the most tokens of one task's tree."""
     each = ((level, sum(limits_N[i] for i in level.stage)) for level in levels(section))
     return sum(level.nodes * level.own * tokens for level, tokens in each)
-
-
-def _decoders(config: Config) -> int:
-    """Count the generation calls of a level: agents of one base decode together, others one by
-    one."""
-    stages = len(config.section.shape.stages)
-    return 1 if config.shares_base else config.section.num_agents // stages
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
@@ -161,26 +196,23 @@ def _tasks_seen(steps: int, size: int, tasks: int) -> int:
     return epochs * tasks + rest * size
 
 
-def _rounds(config: Config, tasks: int | None) -> TaskSchedule | None:
-    """Return the schedule of a run in rounds; None: of another, or of unknown tasks."""
-    if tasks is None or config.section.rounds is None:
-        return None
-    return build_schedule(config.section, range(tasks), config.seed)
-
-
-def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> list[str]:
+def _preferences(
+    section: CommonConfig,
+    sampled: Rounds,
+    schedule: TaskSchedule | None,
+    decoders: int,
+    limits_N: Sequence[int],
+) -> list[str]:
     """Describe the candidates that are sampled, and the pairs kept of them."""
-    section, sampled, rounds = config.section, config.section.rounds, _rounds(config, tasks)
-    assert sampled is not None
     if sampled.preferences is not None:
         return [f"{'preferences':<22}read from {sampled.preferences}; nothing is sampled for them"]
     own, kept = sampled.candidates, sampled.pairs
     candidates = section.shape.joint_actions(section.num_agents, own)
     pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
-    each = None if rounds is None else [rounds.length_of(r) for r in range(sampled.number)]
+    each = None if schedule is None else [schedule.length_of(r) for r in range(sampled.number)]
     labelled = None if each is None else sum(each)
     size = tasks_at_once(section.batch_size, own)
-    calls = None if each is None else sum(math.ceil(n / size) for n in each) * _decoders(config)
+    calls = None if each is None else sum(math.ceil(n / size) for n in each) * decoders
     tokens = None if labelled is None else labelled * own * sum(limits_N)
     lines = [
         f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
@@ -188,54 +220,17 @@ def _preferences(config: Config, limits_N: Sequence[int], tasks: int | None) -> 
         f"{'preference pairs ≤':<22}{_number(_times(labelled, pairs))}  {pairs} of each task",
     ]
     if sampled.number > 1:
-        of = "of all tasks" if rounds is None else f"of {rounds.length_of(0)} tasks"
+        of = "of all tasks" if schedule is None else f"of {schedule.length_of(0)} tasks"
         lines.append(f"{'rounds':<22}{sampled.number}  {of} each")
     return lines
 
 
-def _evaluations(config: Config, tasks: int | None) -> list[str]:
-    section = config.online
-    if not section.eval_interval:
-        return ["", f"{'evaluations':<22}none"]
-    each = held_out_tasks(config)
-    steps = steps_of(config, tasks)
-    passes = None
-    if steps is not None and config.section.trained_online:
-        passes = 1 + math.ceil(steps / section.eval_interval)
+def _evaluation_calls(section: CommonConfig, decoders: int, tasks: int | None) -> str:
+    """Count the generation calls of an evaluation."""
     deep = section.num_turns * len(section.shape.stages)
-    batches = math.ceil(section.eval_answers / at_once(AT_ONCE if each is None else each))
-    number = _decoders(config) * deep * batches
-    calls = f"{number} generation call{'' if number == 1 else 's'} each"
-    if config.program.given:
-        calls = "whose calls are known once they are played"
-    return ["", f"{'evaluations':<22}{_number(passes)}  of {_number(each)} tasks, {calls}"]
-
-
-def held_out_tasks(config: Config) -> int | None:
-    """Count the tasks of an evaluation."""
-    rows, _ = count_tasks(config.dataset.name, config.dataset.eval_split)
-    limits = [n for n in (rows, config.online.eval_num_samples) if n is not None]
-    return min(limits) if limits else None
-
-
-def _memory(config: Config, limits_N: Sequence[int]) -> list[str]:
-    """Describe the parameters and an upper bound of the memory, with prompts as long as they may
-    be."""
-    lines = [
-        f"{'parameters':<22}{_short(size.parameters)}  {name}, {size.source}"
-        for name in dict.fromkeys(config.agent_models)
-        for size in [model_size(name)]
-    ]
-    section = config.online
-    prompt = config.agent_model.max_length - max(limits_N)
-    for label, size, why in held(
-        config, limits_N, prompt, section.batch_size, held_out_tasks(config)
-    ):
-        shown = "unknown"
-        if size is not None:
-            shown = f"{size / 2**20:.1f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
-        lines.append(f"{label:<22}{shown}  {why}")
-    return lines
+    batches = math.ceil(section.eval_answers / at_once(AT_ONCE if tasks is None else tasks))
+    number = decoders * deep * batches
+    return f"{number} generation call{'' if number == 1 else 's'} each"
 
 
 def _times(value: int | None, factor: int) -> int | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.run_files import METRICS, SUMMARY
-from comlrl.trainers.launch.cost.dry_run import steps_of
+from comlrl.trainers.launch.cost.dry_run import schedule_of, steps_of
 from comlrl.trainers.launch.wiring.assembly import build_schedule
 
 STEPS = 2
@@ -56,7 +55,8 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
     if not steps:
         raise UserError("--measure: no training step was made; see the messages above")
     last = steps[-1]
-    count = steps_of(config, tasks)
+    schedule = schedule_of(config.section, tasks, config.seed)
+    count = steps_of(config.online, tasks, schedule)
     heads = [f"step {i}" for i in range(1, len(steps) + 1)]
     run = "the run" if count is None else f"the run, {count:,} steps"
     rows = [["measured on this machine", *heads, run]]
@@ -68,9 +68,11 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     empty = [""] * (len(steps) - 1)
     others = []  # whole seconds beside those of the steps
-    if config.section.rounds is not None:
-        before, multiple = _preferences(config, measured, summary, steps, tasks)
-        others.append(before * multiple)
+    if schedule is not None:  # before the first step: labelling, and fitting a reward model
+        before = max(summary["train"]["seconds"] - sum(s["step_seconds"] for s in steps), 0.0)
+        labelled = build_schedule(measured.section, range(tasks), config.seed).length_of(0)
+        labels = sum(schedule.length_of(index) for index in range(schedule.rounds))
+        others.append(before * (labels / labelled))
         rows.append(["preferences", duration(before), *empty, duration(others[-1])])
     if passes := sum(record["phase"] == "eval" for record in records):
         each_pass, evaluations = summary["evaluation_seconds"] / passes, None
@@ -78,7 +80,7 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
             evaluations = each_pass * (1 + math.ceil(count / config.online.eval_interval))
             others.append(evaluations)
         rows.append(["evaluations", duration(each_pass), *empty, duration(evaluations)])
-    if config.section.rounds is not None or passes:
+    if schedule is not None or passes:
         total = None if whole is None else whole + math.fsum(others)
         rows.append(["together", "", *empty, duration(total)])
     memory = f"{last['peak_memory_mb']:,.0f} MB"
@@ -93,22 +95,6 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
         "all with the length of completions. Loading and saving are not included.",
     )
     return "\n".join(["", *table, *notes])
-
-
-def _preferences(
-    config: Config,
-    measured: Config,
-    summary: Mapping[str, Any],
-    steps: list[dict[str, Any]],
-    tasks: int,
-) -> tuple[float, float]:
-    """Return the seconds before the first step (labelling, and fitting a reward model), and how
-    many times as many tasks the run labels."""
-    before = max(summary["train"]["seconds"] - sum(step["step_seconds"] for step in steps), 0.0)
-    labelled = build_schedule(measured.section, range(tasks), config.seed).length_of(0)
-    schedule = build_schedule(config.section, range(tasks), config.seed)
-    whole = sum(schedule.length_of(index) for index in range(schedule.rounds))
-    return before, whole / labelled
 
 
 def duration(seconds: float | None) -> str:

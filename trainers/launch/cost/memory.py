@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
+from comlrl.config.sections import LoraSection
 from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.trainers.launch.cost.tree_size import Level, levels
 from comlrl.trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
@@ -22,35 +23,48 @@ class Held(NamedTuple):
     why: str
 
 
-def held(
-    config: Config,
-    limits_N: Sequence[int],
-    prompt: float,
-    tasks: int,
-    held_out: int | None,
-) -> list[Held]:
-    """Return what one process holds while it samples, trains and evaluates.
+def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[Held]:
+    """Return what one process holds while it samples, trains and evaluates, with prompts as long as
+    they may be.
 
     Args:
         limits_N: ``max_new_tokens`` of each agent.
-        prompt: tokens of a prompt at the widest level of a tree.
-        tasks: whose trees this process grows at once.
         held_out: tasks of an evaluation that are this process's; None: unknown.
     """
-    width = BYTES[config.agent_model.torch_dtype]
-    names = config.model_names
-    sizes = {name: model_size(name) for name in names}
-    each = [sizes[name] for name in (names[:1] if config.shares_base else names)]
-    found = [_weights(config, each, width), *_trained(config, each, width)]
+    model, lora, online, policies = (
+        config.agent_model, config.lora, config.online, config.section.policies,
+    )  # fmt: skip
+    width = BYTES[model.torch_dtype]
+    names, shares = config.model_names, config.shares_base
+    by_name = {name: model_size(name) for name in names}
+    sizes = [by_name[name] for name in (names[:1] if shares else names)]
+    total = _sum([s.parameters for s in sizes])
+    dtype = model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
+    rows = [Held("weights", _times(total, width), dtype)]
+    if lora.enabled:
+        adapters = [s.adapter(lora) for s in sizes]
+        adapters = adapters * policies if shares else adapters[:policies]
+        why = f"{policies} in float32 with gradients and Adam's moments; a few % of the weights"
+        rows.append(Held("adapters", _times(_sum(adapters), ADAPTER_BYTES), why))
+    else:
+        adds, why = training_adds(width)
+        rows.append(Held("training adds", _times(total, adds), why))
+        if any(section.needs_reference for section in config.sections.values()):
+            rows.append(Held("reference adds", _times(total, width), "frozen copies"))
     if config.generation.backend == "builtin":
-        widest = max(levels(config.online), key=lambda level: level.nodes)
-        trained = _slots(config, widest, limits_N, prompt, tasks)
-        evaluated = _evaluated(config, limits_N, prompt, held_out)
-        found.append(_cache(config, each, width, trained, evaluated))
-    found += _critics(config.online, config, width)
-    found += _reward_model(config, names[-1], width)
-    found.append(_activations(each, width))
-    return found
+        prompt = model.max_length - max(limits_N)
+        widest = max(levels(online), key=lambda level: level.nodes)
+        trained = _slots(widest, shares, limits_N, prompt, online.batch_size)
+        evaluated = _evaluated(online, shares, limits_N, prompt, held_out)
+        slots = min(max(trained, evaluated), config.generation.max_batch_tokens)
+        cache = max((s.cache for s in sizes if s.cache), default=None)
+        where = ", in evaluations" if slots > trained else ""
+        why = f"{slots:,.0f} tokens at once{where}"
+        rows.append(Held("generation cache ≤", _times(cache, slots * width), why))
+    rows += _critics(online, lora, width)
+    rows += _reward_model(config.section, names[-1], width)
+    rows.append(_activations(sizes, width))
+    return rows
 
 
 def training_adds(width: float) -> tuple[float, str]:
@@ -61,65 +75,39 @@ def training_adds(width: float) -> tuple[float, str]:
 
 
 def _slots(
-    config: Config, level: Level, limits_N: Sequence[int], prompt: float, tasks: int
-) -> float:
+    level: Level, shares_base: bool, limits_N: Sequence[int], prompt: int, tasks: int
+) -> int:
     """Return key/value slots while a level is sampled: each prompt once, and its completions.
-    Agents of one base are sampled together."""
+    Agents of one base are sampled together. ``prompt``: its tokens. ``tasks``: whose trees grow at
+    once."""
     longest = max(limits_N[agent] for agent in level.stage)
-    prompts = tasks * level.nodes * (len(level.stage) if config.shares_base else 1)
+    prompts = tasks * level.nodes * (len(level.stage) if shares_base else 1)
     return prompts * (prompt + level.own * longest)
 
 
 def _evaluated(
-    config: Config, limits_N: Sequence[int], prompt: float, held_out: int | None
-) -> float:
+    section: CommonConfig,
+    shares_base: bool,
+    limits_N: Sequence[int],
+    prompt: int,
+    held_out: int | None,
+) -> int:
     """Count the key/value slots of an evaluation's widest level. All answers read a task's
     prompt once; at later turns, and where agents act in order, each reads its own."""
-    section = config.online
     if not section.eval_interval:
         return 0
     tasks = AT_ONCE if held_out is None else held_out
     answers = min(section.eval_answers, at_once(tasks))
-    most = 0.0
+    most = 0
     for level in levels(section):
         first = level.turn == 1 and level.stage.start == 0
         nodes, own = (1, answers) if first else (answers, 1)
         chains = level._replace(nodes=nodes, own=own)
-        most = max(most, _slots(config, chains, limits_N, prompt, tasks))
+        most = max(most, _slots(chains, shares_base, limits_N, prompt, tasks))
     return most
 
 
-def _weights(config: Config, sizes: Sequence[ModelSize], width: float) -> Held:
-    dtype = config.agent_model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
-    return Held("weights", _times(_sum([s.parameters for s in sizes]), width), dtype)
-
-
-def _trained(config: Config, sizes: Sequence[ModelSize], width: float) -> Iterator[Held]:
-    count = config.section.policies
-    if config.lora.enabled:
-        adapters = [s.adapter(config.lora) for s in sizes]
-        adapters = adapters * count if config.shares_base else adapters[:count]
-        why = f"{count} in float32 with gradients and Adam's moments; a few % of the weights"
-        yield Held("adapters", _times(_sum(adapters), ADAPTER_BYTES), why)
-        return
-    total = _sum([s.parameters for s in sizes])
-    adds, what = training_adds(width)
-    yield Held("training adds", _times(total, adds), what)
-    if any(section.needs_reference for section in config.sections.values()):
-        yield Held("reference adds", _times(total, width), "frozen copies")
-
-
-def _cache(
-    config: Config, sizes: Sequence[ModelSize], width: float, trained: float, evaluated: float
-) -> Held:
-    slots = min(max(trained, evaluated), config.generation.max_batch_tokens)
-    cache = max((s.cache for s in sizes if s.cache), default=None)
-    where = ", in evaluations" if slots > trained else ""
-    why = f"{slots:,.0f} tokens at once{where}"
-    return Held("generation cache ≤", _times(cache, slots * width), why)
-
-
-def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[Held]:
+def _critics(section: CommonConfig, lora: LoraSection, width: float) -> Iterator[Held]:
     """Return the memory of PPO's language-model critics: weights held once, what each trains
     and, where adapters are off, everything of each."""
     name = section.other_models.get("critic_model")
@@ -127,18 +115,17 @@ def _critics(section: CommonConfig, config: Config, width: float) -> Iterator[He
         return
     size, count = model_size(name), section.critics
     many = f"{count} critic{'s' if count > 1 else ''}"
-    if not config.lora.enabled:
+    if not lora.enabled:
         each = _times(size.parameters, width + training_adds(width)[0])
         yield Held("critic model", _times(each, count), f"{many} with Adam")
         return
     why = f"{name}, beside the agents' own"
     yield Held("critic model", _times(size.parameters, width), why)
-    adapters = _times(size.adapter(config.lora), count * ADAPTER_BYTES)
+    adapters = _times(size.adapter(lora), count * ADAPTER_BYTES)
     yield Held("critic adapters", adapters, f"{many} in float32 with Adam's moments")
 
 
-def _reward_model(config: Config, agents_model: str, width: float) -> Iterator[Held]:
-    section = config.section
+def _reward_model(section: CommonConfig, agents_model: str, width: float) -> Iterator[Held]:
     if section.fitted_reward_model is not None:
         name = section.other_models.get("reward_model_name", agents_model)
         parameters = model_size(name).parameters

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.team import Team
-    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
@@ -75,6 +74,7 @@ def assemble(
     ``resume``: the run continues from a checkpoint.
     """
     from comlrl import loggers
+    from comlrl.external.expert_edits import Fallbacks
     from comlrl.loop.best_model import BestModel
     from comlrl.loop.loop import Loop
     from comlrl.loop.progress import Progress
@@ -85,10 +85,11 @@ def assemble(
     team, generator, sampler = build_agents(start)
     sampled = sampling(config, work.roles)
     work = work.read_by([team.of(i).encoder for i in range(section.num_agents)])
-    reading = (work, config, sampler.encode, sampler.max_length, sampled)
+    reading = (work, config.dataset, sampler.encode, sampler.max_length, sampled)
     train = fitting(train, *reading)
     held_out = fitting(held_out, *reading) if held_out else []
-    (reward, measuring), fallbacks = build_rewards(config, work), build_fallbacks(config)
+    reward, measuring = build_rewards(work, split=config.distributed.strategy == "fsdp")
+    fallbacks = Fallbacks() if config.external.mode == "expert_edits" else None
     length = sampler.max_length
     server, corrected = vllm.build(
         config, work.roles, team, run_dir, length, sampled, lambda: signals.received is not None
@@ -104,13 +105,20 @@ def assemble(
     evaluations = None
     if held_out:
         evaluations = build_evaluations(
-            config, evaluated, held_out, sampled, generator, progress, best, ahead
+            section, evaluated, held_out, sampled, generator, progress, best, ahead
         )
+
+    def standing() -> dict[str, float]:
+        """Return metrics of every record: how often ``plain`` has answered in an expert's place."""
+        if fallbacks is None:
+            return {}
+        return {"expert_fallbacks": team.processes.total(fallbacks.count)}
+
     loop = Loop(
         section,
         build_schedule(section, train, config.seed),
         run_dir,
-        RunLog(logger, work.domain, standing(fallbacks, team.processes), corrected),
+        RunLog(logger, work.domain, standing, corrected),
         processes=team.processes,
         evaluations=evaluations,
         signals=signals,
@@ -154,18 +162,24 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
 
     Raises UserError where one cannot be had, or cannot read what the agents wrote.
     """
-    from comlrl.models.pretrained import build_team
+    import torch
 
-    key = f"{config.online_name}.critic_model"
+    from comlrl.models.pretrained import default_device, load_encoder, load_team
+
     if section.critic_model is None:
         return None
-    name = section.critic_model
-    own = replace(config.agent_model, name=name)
-    alone = replace(config, agent_model=own, agents=None, agent_devices=None, init_from=None)
-    try:
-        critics = build_team(alone, count=section.critics)
-    except UserError as error:
-        raise UserError(str(error).replace("agent_model.name", key)) from error
+    key, name = f"{config.online_name}.critic_model", section.critic_model
+    if config.agent_model.chat is True:
+        load_encoder(config.agent_model, name, key)  # which may have no chat template
+    torch.manual_seed(config.seed)
+    critics = load_team(
+        config.agent_model,
+        config.lora,
+        (name,) * section.critics,
+        shares_base=config.lora.enabled,
+        devices=(default_device(),) * section.critics,
+        key=key,
+    )
     read = _words(critics.agents[0])
     if section.granularity == "token" and any(_words(agent) != read for agent in team.agents):
         raise UserError(
@@ -251,12 +265,15 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     return generator, LatentSampler(policy, generator)
 
 
-def build_rewards(config: Config, work: Work) -> tuple[Reward, Reward]:
+def build_rewards(work: Work, *, split: bool = False) -> tuple[Reward, Reward]:
     """Build training's reward and evaluation's; they share their workers, and closing one closes
-    both."""
+    both.
+
+    ``split``: each process scores a share of what all of them have.
+    """
     reward = work.build_reward()
     evaluated = reward.for_evaluation()
-    if config.distributed.strategy == "fsdp":
+    if split:
         from comlrl.rollout.lockstep import SplitReward
 
         return SplitReward(reward), SplitReward(evaluated)
@@ -272,37 +289,19 @@ def build_player(
 ) -> Rollout | ProgramRollout:
     """Build what plays the run's program, or grows trees where it has none."""
     from comlrl.programs.rollout import ProgramRollout
-
-    if work.program is None:
-        return build_rollout(config, work, sampler, reward, fallbacks)
-    return ProgramRollout(
-        work.program,
-        sampler,
-        reward,
-        work.prompts,
-        seed=config.seed,
-        process=processor(config),
-        own_rewards=config.reward.by_agent == "own",
-    )
-
-
-def processor(config: Config) -> Callable[[float], float]:
-    """Build the reward processor."""
-    given = config.reward_processor
-    scale, shift = (given.scale_factor, given.shift) if given.enabled else (1.0, 0.0)
-    return lambda reward: scale * reward + shift
-
-
-def build_rollout(
-    config: Config,
-    work: Work,
-    sampler: Any,
-    reward: Reward,
-    fallbacks: Fallbacks | None = None,
-) -> Rollout:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
 
+    if work.program is not None:
+        return ProgramRollout(
+            work.program,
+            sampler,
+            reward,
+            work.prompts,
+            seed=config.seed,
+            process=config.reward_processor.process,
+            own_rewards=config.reward.by_agent == "own",
+        )
     external, transition = config.external, work.mode.build(work.prompts, fallbacks)
     if config.distributed.strategy == "fsdp":
         from comlrl.rollout.lockstep import FromMain
@@ -315,30 +314,13 @@ def build_rollout(
         work.prompts,
         seed=config.seed,
         history=History(external.history, external.original_prompt, external.previous_response),
-        process=processor(config),
+        process=config.reward_processor.process,
         own_rewards=work.own_rewards,
     )
 
 
-def build_fallbacks(config: Config) -> Fallbacks | None:
-    """Build what counts an expert's failures, if there is an expert."""
-    if config.external.mode != "expert_edits":
-        return None
-    from comlrl.external.expert_edits import Fallbacks
-
-    return Fallbacks()
-
-
-def standing(fallbacks: Fallbacks | None, processes: Processes) -> Callable[[], dict[str, float]]:
-    """Return metrics that go into every record: the attempts so far that ``plain`` answered in
-    the expert's place. Every process asks."""
-    if fallbacks is None:
-        return dict
-    return lambda: {"expert_fallbacks": processes.total(fallbacks.count)}
-
-
 def build_evaluations(
-    config: Config,
+    section: CommonConfig,
     rollout: Rollout | ProgramRollout,
     tasks: list[Task],
     sampling: Sampling,
@@ -358,10 +340,9 @@ def build_evaluations(
     from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.progress import Written
 
-    section, domain = config.section, rollout.prompts.domain
-    processes = generator.team.processes
-    own = len(processes.shard(tasks))
-    completions = own * section.eval_answers * section.num_turns * section.num_agents
+    domain, processes = rollout.prompts.domain, generator.team.processes
+    of_task = section.eval_answers * section.num_turns * section.num_agents
+    completions = len(processes.shard(tasks)) * of_task
 
     def run() -> tuple[list[RolloutResult], dict[str, float]]:
         if ahead is not None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import ssl
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from comlrl.builtin import DATASETS, MODELS
@@ -32,8 +33,11 @@ def named_models(config: Config) -> list[tuple[str, str]]:
     return [*agents_models(config), *config.other_models.items()]
 
 
-def check_model(key: str, name: str, config: Config) -> None:
-    """Raise UserError for a model that is neither local nor a valid name of the hub."""
+def check_model(key: str, name: str, beside: Path) -> None:
+    """Raise UserError for a model that is neither local nor a valid name of the hub.
+
+    ``beside``: the configuration's folder, in which paths are looked for.
+    """
     _check_builtin(key, name, MODELS)
     if name.endswith(".gguf"):
         raise UserError(
@@ -43,14 +47,13 @@ def check_model(key: str, name: str, config: Config) -> None:
     if name in MODELS or Path(name).is_dir() or _may_be_remote(name):
         return
     raise UserError(
-        f"{key}: '{name}' does not exist: {searched(config.beside)}; give a model's folder, or a "
+        f"{key}: '{name}' does not exist: {searched(beside)}; give a model's folder, or a "
         "name of the hub"
     )
 
 
-def check_data(config: Config) -> None:
+def check_data(name: str, beside: Path) -> None:
     """Raise UserError for a data set that is neither local nor a valid name of the hub."""
-    name = config.dataset.name
     if name == FROM_PYTHON:
         passed("dataset.name")
         return
@@ -62,18 +65,17 @@ def check_data(config: Config) -> None:
     if name in DATASETS or path.exists() or (not readable and _may_be_remote(name)):
         return
     raise UserError(
-        f"dataset.name: '{name}' does not exist: {searched(config.beside)}; give a file or folder "
+        f"dataset.name: '{name}' does not exist: {searched(beside)}; give a file or folder "
         "that does"
     )
 
 
-def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
+def check_reachable(named: Sequence[tuple[str, str]], beside: Path) -> None:
     """Restrict the libraries to the hub's cache where the hub is out of reach.
 
-    Raises UserError for what lies neither here nor there. ``models``: (key, name) of each that
-    is to be loaded.
+    Raises UserError for what lies neither here nor there. ``named``: (key, name) of each
+    model and data set that is to be loaded.
     """
-    named = [("dataset.name", config.dataset.name), *models]
     named = [(k, n) for k, n in named if n != FROM_PYTHON]
     remote = [(k, n) for k, n in named if not n.startswith("builtin:") and not Path(n).exists()]
     if not remote:
@@ -89,7 +91,7 @@ def check_reachable(config: Config, models: list[tuple[str, str]]) -> None:
         cached = _cached_data(wanted) if key == "dataset.name" else model_folder(wanted)
         if not cached:
             raise UserError(
-                f"{key}: '{wanted}' is not a folder here ({searched(config.beside)}) and not in "
+                f"{key}: '{wanted}' is not a folder here ({searched(beside)}) and not in "
                 f"the hub's cache, and {why}; give a folder, or a name that is in the cache"
             )
     os.environ[OFFLINE] = "1"  # for libraries that are imported later
@@ -144,5 +146,8 @@ def _answers() -> bool:
     try:
         httpx.head(constants.ENDPOINT, timeout=SECONDS)
     except httpx.TransportError as error:
-        return "certificate" in str(error).lower()
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLError):
+            cause = cause.__cause__
+        return cause is not None
     return True

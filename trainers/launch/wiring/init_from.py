@@ -5,7 +5,7 @@ Torch is imported where weights are read, not before: a wrong path is answered a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from comlrl.builtin import MODELS
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
+from comlrl.config.sections import LoraSection
 from comlrl.errors import UserError
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
 from comlrl.trainers.launch.wiring import hub, weights
@@ -51,14 +52,14 @@ class Source:
 
 def check(config: Config) -> list[str]:
     """Return notices about ``init_from``. Raise UserError where a run cannot start from it."""
-    return _check_source(config, _source(config))
+    return _checked_source(config)[1]
 
 
-def check_models(config: Config) -> None:
-    """Raise UserError if a model's name is the folder of an adapter or of a run, or is neither a
-    folder nor a name of the hub."""
-    for key, name in hub.named_models(config):
-        hub.check_model(key, name, config)
+def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
+    """Raise UserError if the name of one of these (key, name) is the folder of an adapter or of a
+    run, or is neither a folder nor a name of the hub."""
+    for key, name in named:
+        hub.check_model(key, name, beside)
         folder = Path(name)
         if (folder / ADAPTER).is_file():
             base = weights.read_json(folder / ADAPTER).get("base_model_name_or_path")
@@ -75,13 +76,13 @@ def check_models(config: Config) -> None:
             )
 
 
-def check_target_modules(config: Config) -> None:
+def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
     """Raise UserError where ``lora.target_modules`` names what no model at hand has."""
-    given = config.lora.target_modules
-    if not config.lora.enabled or given == "all-linear":
+    given = lora.target_modules
+    if not lora.enabled or given == "all-linear":
         return
     wanted: list[str | list[str]] = [given] if isinstance(given, str) else [[w] for w in given]
-    for _, name in hub.named_models(config):
+    for name in models:
         size = model_size(name)
         if size.linear is None:
             continue
@@ -105,8 +106,7 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
 
     Raises UserError where they do not fit.
     """
-    source = _source(config)
-    _check_source(config, source)
+    source, _ = _checked_source(config)
     if isinstance(source.place, Path):
         held = {"agent_0": weights.read_adapter(source.place)}
     else:
@@ -126,17 +126,22 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
         ) from error
 
 
-def _source(config: Config) -> Source:
-    """Return what ``init_from`` holds. Raise UserError where it holds nothing."""
-    name = str(config.init_from)
+def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
+    """Return what a folder, the value of ``init_from``, holds. Raise UserError where it holds
+    nothing.
+
+    Args:
+        models: the agents', to which its adapters are to fit.
+        beside: the configuration's folder, in which paths are looked for.
+    """
     path = Path(name)
     if not path.exists():
         raise UserError(
-            f"init_from: '{name}' does not exist: {searched(config.beside)}; give a run, or a "
+            f"init_from: '{name}' does not exist: {searched(beside)}; give a run, or a "
             "folder of adapters"
         )
     if (path / ADAPTER).is_file():
-        r, alpha, base = _adapter(path, name, config.agent_models)
+        r, alpha, base = _adapter(path, name, models)
         return Source(
             name=name, place=path, lora=True, ranks=((r, alpha),), bases=(base,), agents=1,
             sizes=None,
@@ -147,7 +152,7 @@ def _source(config: Config) -> Source:
         )
     place = weights.locate(path, "init_from")
     if place.final_model is not None:
-        return _of_folder(name, place, place.final_model, config.agent_models)
+        return _of_folder(name, place, place.final_model, models)
     assert place.run_dir is not None
     run = weights.load_run(place.run_dir)
     count = run.section.policies
@@ -219,8 +224,10 @@ def _may_be_transposed(model: str) -> bool:
     return weights.read_json(folder / "config.json").get("model_type") in TRANSPOSED
 
 
-def _check_source(config: Config, source: Source) -> list[str]:
-    """Raise UserError where the weights are not of this run's form; return notices."""
+def _checked_source(config: Config) -> tuple[Source, list[str]]:
+    """Return what ``init_from`` holds, and notices. Raise UserError where the weights are not of
+    this run's form."""
+    source = read_source(str(config.init_from), config.agent_models, config.beside)
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:
         held = "LoRA adapters" if source.lora else "all weights of whole models"
@@ -241,24 +248,23 @@ def _check_source(config: Config, source: Source) -> list[str]:
             f"{section.num_agents}{shared}; give the folder of one of them, e.g. "
             f"{source.name}/final_model/agent_{source.agents - 1}, and all start from that"
         )
-    if section.heterogeneous and source.sizes is not None:
+    notices = []
+    if source.agents < wanted:
+        notices.append(f"{where} has one agent, from which all {wanted} start")
+    if source.sizes is not None and not section.heterogeneous:
+        notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
+    elif source.sizes is not None:
         for key, size in source.sizes.items():
             if getattr(section, key) != size:
                 raise UserError(f"{where} has networks of another size; set shppo.{key}={size}")
-    return _notices(config, source, wanted)
-
-
-def _notices(config: Config, source: Source, wanted: int) -> list[str]:
-    where, notices = f"init_from: '{source.name}'", []
-    if source.agents < wanted:
-        notices.append(f"{where} has one agent, from which all {wanted} start")
-    if not config.section.heterogeneous and source.sizes is not None:
-        notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
-    own = config.agent_models
-    for theirs in dict.fromkeys(source.bases):
-        if _resolved(theirs) not in map(_resolved, own):
-            notices.append(f"{where} was trained on '{theirs}', and this run's base is '{own[0]}'")
-    return notices
+    bases = list(map(_resolved, config.agent_models))
+    for base in dict.fromkeys(source.bases):
+        if _resolved(base) not in bases:
+            notices.append(
+                f"{where} was trained on '{base}', and this run's base is "
+                f"'{config.agent_models[0]}'"
+            )
+    return source, notices
 
 
 def _resolved(name: str) -> str:

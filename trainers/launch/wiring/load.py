@@ -11,6 +11,7 @@ from comlrl.trainers.launch.wiring import own_algorithm, weights
 from comlrl.trainers.launch.wiring.weights import Trained
 
 if TYPE_CHECKING:
+    from comlrl.models.team import Team
     from comlrl.types import Sampler
 
 
@@ -20,15 +21,19 @@ def load_sampler(run: str | Path) -> Sampler:
     With SHPPO it gives each agent its latent before it asks the shared policy. Raises UserError
     where there are no weights.
     """
+    return load_agents(weights.locate(run))[1]
+
+
+def load_agents(trained: Trained) -> tuple[Team, Sampler]:
+    """Load a run's team, and what samples for it. Raises UserError as ``load_sampler``."""
     from comlrl.models.pretrained import build_team
     from comlrl.trainers.launch.wiring.assembly import build_sampler
 
-    trained = weights.locate(run)
     config = config_of(trained)
     team = build_team(config)
     _, sampler = build_sampler(config, team)
     weights.load_weights(trained, team, sampler)
-    return sampler
+    return team, sampler
 
 
 def config_of(trained: Trained) -> Config:

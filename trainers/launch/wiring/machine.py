@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 
-from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 
 
-def check_devices(config: Config) -> None:
+def check_devices(devices: Sequence[str], shares_base: bool) -> None:
     """Raise UserError where ``agent_devices`` cannot be followed."""
     import torch
 
     from comlrl.processes import distributed
 
-    if config.agent_devices is None:
-        return
-    given = list(config.agent_devices)
-    if config.shares_base:
+    given = list(devices)
+    if shares_base:
         raise UserError(
             f"agent_devices: {given} for agents that share one base; give each its own model "
             "with `agents`, or set agent_devices=null"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl import external
@@ -19,6 +20,7 @@ from comlrl.config.plugins.targets import (
     near,
 )
 from comlrl.config.resolved import Config
+from comlrl.config.sections import RoleSampling, SandboxConfig
 from comlrl.errors import UserError, notice
 from comlrl.processes.cores import available_cores
 from comlrl.programs.loading import check_program, load_program
@@ -85,34 +87,47 @@ def resolve_work(config: Config) -> Work:
 
     Raises UserError for what cannot work.
     """
-    domain, domain_target = _domain(config)
-    prompts, agents = Prompts(domain, config.prompts), config.section.num_agents
+    domain, domain_target = _domain(config.domain, config.folder)
+    section, own_reward = config.section, config.reward.target
+    prompts, agents = Prompts(domain, config.prompts), section.num_agents
     key = f"{config.algorithm}.num_agents"
     program = load_program(config.program, agents, key, config.folder)
     if program is not None:
         check_program(config)
-    roles = _roles(config, prompts, program)
-    _check_revision(config, prompts)
-    reward, reward_target = _reward(config, domain, domain_target)
-    arguments = _arguments(config, reward)
-    if config.reward.target is None:
+    roles = _roles(prompts, agents, key, program)
+    if section.num_turns > 1 and not prompts.templates.get(REVISION, domain.revision):
+        raise UserError(
+            f"{config.algorithm}.num_turns: {section.num_turns}, and domain '{config.domain}' has "
+            "no `revision`, with which feedback ends; give it one, prompts.revision, or num_turns=1"
+        )
+    if own_reward is None:
+        reward, reward_target = _domain_reward(domain, domain_target)
+    else:
+        reward_target = load("reward.target", own_reward, config.folder)
+        check_class(reward_target, Reward, ["score"])
+        check_methods(reward_target, Reward, OPTIONAL, inherited=True)
+        reward = reward_target.found
+    arguments = _arguments(reward, config.reward.arguments, config.sandbox, section.num_turns)
+    if own_reward is None:
         try:
             domain.check_arguments(config.reward.arguments, agents)
         except ValueError as error:
             raise UserError(str(error)) from error
-    default = _default_mode(config, domain)
-    section = dataclasses.replace(config.external, mode=config.external.mode or default)
-    mode = external.find(section, domain, config.folder, domain_target)
-    _check_facts(config, mode, reward)
+    # the domain's first may read facts that only its shipped reward reports
+    default = "plain" if own_reward is not None else next(iter(domain.modes()), "plain")
+    asked = dataclasses.replace(config.external, mode=config.external.mode or default)
+    mode = external.find(asked, domain, config.folder, domain_target)
+    if section.num_turns > 1:
+        _check_facts(mode, reward, own_reward)
     played = None if program is None else program.target
     targets = (domain_target, reward_target, mode.target, played)
     found = {source.name: source for target in targets if target for source in target.sources}
     rewards_each = bool(getattr(reward, "by_agent", False))
     own_rewards = rewards_each and config.reward.by_agent == "own"
-    if own_rewards and config.section.one_reward:
+    if own_rewards and section.one_reward:
         raise UserError(
             f"reward.by_agent: 'own', which {config.algorithm} cannot learn from: "
-            f"{config.section.one_reward}; give reward.by_agent=mean"
+            f"{section.one_reward}; give reward.by_agent=mean"
         )
     return Work(
         prompts=prompts,
@@ -130,24 +145,26 @@ def resolve_work(config: Config) -> Work:
     )
 
 
-def _roles(config: Config, prompts: Prompts, program: Program | None) -> tuple[str, ...]:
+def _roles(prompts: Prompts, agents: int, key: str, program: Program | None) -> tuple[str, ...]:
     """Return the agents' roles; a program names them, and need not ask for the domain's prompts.
-    Raise UserError for a team or templates that the domain does not have."""
-    agents = config.section.num_agents
+    Raise UserError for a team or templates that the domain does not have. ``key``: what gives the
+    number of ``agents``."""
     try:
         roles = prompts.domain.roles(agents)
     except ValueError as error:
         if program is not None:
             return program.names_N
-        raise UserError(f"{config.algorithm}.num_agents: {agents}; {error}") from error
+        raise UserError(f"{key}: {agents}; {error}") from error
     check_templates(prompts, roles, agents)
     return tuple(roles) if program is None else program.names_N
 
 
-def check_baseline(name: str, config: Config, domain: Domain) -> None:
+def check_baseline(
+    name: str, num_agents: int, sampling: Mapping[str, RoleSampling], domain: Domain
+) -> None:
     """Raise UserError if the domain has no such team. Baselines act by the domain's prompts and
     roles, and not by a program, even if the run has one."""
-    size = 1 if name == "single" else config.section.num_agents
+    size = 1 if name == "single" else num_agents
     try:
         roles = domain.roles(size)
     except ValueError as error:
@@ -155,14 +172,8 @@ def check_baseline(name: str, config: Config, domain: Domain) -> None:
         raise UserError(
             f"--baseline: '{name}' has a team of {size}, but {error}; give another baseline{least}"
         ) from error
-    if unused := [role for role in config.sampling if role not in roles]:
+    if unused := [role for role in sampling if role not in roles]:
         notice(f"sampling.{unused[0]}: not used, no agent of --baseline {name} has this role")
-
-
-def _default_mode(config: Config, domain: Domain) -> str:
-    """Return the domain's first mode, which may read facts that only its shipped reward reports;
-    with another reward it is ``plain``."""
-    return "plain" if config.reward.target is not None else next(iter(domain.modes()), "plain")
 
 
 def sandbox_workers(workers: int | None) -> int:
@@ -173,57 +184,47 @@ def sandbox_workers(workers: int | None) -> int:
     return max(1, whole // distributed.local_world_size())
 
 
-def _check_revision(config: Config, prompts: Prompts) -> None:
-    """Raise UserError where feedback follows, and nothing says how it is used."""
-    turns, own = config.section.num_turns, prompts.templates.get(REVISION, prompts.domain.revision)
-    if turns > 1 and not own:
-        raise UserError(
-            f"{config.algorithm}.num_turns: {turns}, and domain '{config.domain}' has no "
-            "`revision`, with which feedback ends; give it one, prompts.revision, or num_turns=1"
-        )
-
-
-def _check_facts(config: Config, mode: external.Mode, reward: Callable[..., Reward]) -> None:
+def _check_facts(
+    mode: external.Mode, reward: Callable[..., Reward], reward_name: str | None
+) -> None:
     """Raise UserError for a mode that reads what the reward does not report."""
     wanted, given = mode.facts_read, getattr(reward, "facts", None)
-    if config.section.num_turns == 1 or wanted is None:
-        return
-    if not (isinstance(given, type) and issubclass(given, wanted)):
+    if wanted is not None and not (isinstance(given, type) and issubclass(given, wanted)):
         raise UserError(
             f"external.mode: '{mode.name}' reads a {wanted.__name__} in Score.facts, and the "
-            f"class of reward.target '{config.reward.target}' does not say that it gives one; give "
+            f"class of reward.target '{reward_name}' does not say that it gives one; give "
             f"external.mode=plain, or name it there: facts = {wanted.__name__}"
         )
 
 
-def _domain(config: Config) -> tuple[Domain, Target | None]:
+def _domain(name: str, folder: Path) -> tuple[Domain, Target | None]:
     """Return ``domain`` as the object that it names, and the user's target if it is theirs."""
-    if config.domain == "code":
+    if name == "code":
         from comlrl.rewards.code.domain import CODE
 
         return CODE, None
-    if config.domain == "writing":
+    if name == "writing":
         from comlrl.rewards.writing.writing_domain import WRITING
 
         return WRITING, None
-    if config.domain in ARENA:
-        return ARENA[config.domain], None
-    target = _domain_target(config)
+    if name in ARENA:
+        return ARENA[name], None
+    target = _domain_target(name, folder)
     return CheckedDomain(target.found, target), target
 
 
-def _domain_target(config: Config) -> Target:
+def _domain_target(name: str, folder: Path) -> Target:
     """Check and return a user's domain."""
-    if ":" not in config.domain and config.domain != FROM_PYTHON:
-        hint = near(config.domain, BUILTIN, "there are {}")
-        raise UserError(f"domain: unknown domain '{config.domain}'; {hint} Or give module:NAME")
-    target = load("domain", config.domain, config.folder)
+    if ":" not in name and name != FROM_PYTHON:
+        hint = near(name, BUILTIN, "there are {}")
+        raise UserError(f"domain: unknown domain '{name}'; {hint} Or give module:NAME")
+    target = load("domain", name, folder)
     check_methods(target, Domain, NEEDED)
-    for name in (*Domain.__annotations__, *METHODS):
-        if not hasattr(target.found, name):
+    for member in (*Domain.__annotations__, *METHODS):
+        if not hasattr(target.found, member):
             hint = "name comlrl.types.Domain as the base of its class, which has it"
-            inherits = hasattr(Domain, name)
-            raise UserError(f"{target} has no `{name}`; {hint if inherits else 'add it'}")
+            inherits = hasattr(Domain, member)
+            raise UserError(f"{target} has no `{member}`; {hint if inherits else 'add it'}")
     if isinstance(target.found, type):
         check_methods(target, Domain, METHODS, inherited=True)
         with target.calling():
@@ -245,15 +246,10 @@ def _check_attributes(target: Target) -> None:
         raise UserError(f"{target}: its `reward` is {target.found.reward!r}; give a class")
 
 
-def _reward(
-    config: Config, domain: Domain, domain_target: Target | None
+def _domain_reward(
+    domain: Domain, domain_target: Target | None
 ) -> tuple[Callable[..., Reward], Target | None]:
-    """Return the class of the reward, and the user's target if it is theirs."""
-    if config.reward.target is not None:
-        target = load("reward.target", config.reward.target, config.folder)
-        check_class(target, Reward, ["score"])
-        check_methods(target, Reward, OPTIONAL, inherited=True)
-        return target.found, target
+    """Return the class of a domain's reward, and the user's target if it is theirs."""
     if domain_target is None:
         return domain.reward, None
     cls = domain_target.found.reward
@@ -265,10 +261,11 @@ def _reward(
     return cls, domain_target
 
 
-def _arguments(config: Config, cls: Callable[..., Reward]) -> dict[str, Any]:
-    sandbox = config.sandbox
+def _arguments(
+    cls: Callable[..., Reward], given: Mapping[str, Any], sandbox: SandboxConfig, num_turns: int
+) -> dict[str, Any]:
     offered = {f.name: getattr(sandbox, f.name) for f in dataclasses.fields(sandbox)}
     offered["workers"] = sandbox_workers(sandbox.workers)
-    if "num_turns" not in config.reward.arguments:
-        offered["num_turns"] = config.section.num_turns
-    return keywords(cls, "reward.arguments", config.reward.arguments, offered, "sandbox")
+    if "num_turns" not in given:
+        offered["num_turns"] = num_turns
+    return keywords(cls, "reward.arguments", given, offered, "sandbox")

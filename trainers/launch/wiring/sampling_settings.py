@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from comlrl.config.keys import out_of_range
 from comlrl.config.plugins.targets import near
-from comlrl.config.resolved import Config
+from comlrl.config.resolved import CommonConfig, Config
 from comlrl.config.sections import RoleSampling
 from comlrl.errors import UserError
 from comlrl.quoting import without_surrogates
@@ -36,17 +36,11 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
     return replace(common, by_agent=own_N)
 
 
-def limits(config: Config, roles: Sequence[str]) -> tuple[int, ...]:
-    """Return ``max_new_tokens`` of each agent."""
-    drawn = sampling(config, roles)
-    return tuple(drawn.of(agent).max_new_tokens for agent in range(len(roles)))
-
-
-def longest(config: Config) -> int:
+def longest(section: CommonConfig, by_role: Mapping[str, RoleSampling]) -> int:
     """Return the largest ``max_new_tokens`` of any agent."""
-    given = [own.max_new_tokens for own in config.sampling.values()]
+    given = [settings.max_new_tokens for settings in by_role.values()]
     named = [limit for limit in given if limit is not None]
-    common = [config.section.max_new_tokens] if len(named) < config.section.num_agents else []
+    common = [section.max_new_tokens] if len(named) < section.num_agents else []
     return max(named + common)
 
 

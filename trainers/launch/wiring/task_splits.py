@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from comlrl.config.resolved import Config
+from comlrl.config.resolved import CommonConfig, Config
+from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, notice
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import longest
@@ -14,15 +15,16 @@ if TYPE_CHECKING:
     from comlrl.types import Domain, Message, Sampling, Task
 
 
-def load_both_splits(config: Config, domain: Domain) -> tuple[list[Task], list[Task]]:
+def load_both_splits(
+    data: DatasetConfig, section: CommonConfig, domain: Domain
+) -> tuple[list[Task], list[Task]]:
     """Load the training tasks and the first ``eval_num_samples`` evaluation tasks."""
     from comlrl.tasks.datasets import apart, load_tasks
 
-    data = config.dataset
     train = load_tasks(data, data.train_split, domain)
-    if not config.section.eval_interval:
+    if not section.eval_interval:
         return train, []
-    held_out = load_tasks(data, data.eval_split, domain)[: config.section.eval_num_samples]
+    held_out = load_tasks(data, data.eval_split, domain)[: section.eval_num_samples]
     held_out, shared = apart(held_out, train)
     if shared:
         notice(
@@ -39,7 +41,7 @@ def context_length(config: Config, holds: int) -> int:
 
     Raises UserError where that leaves no room for a prompt.
     """
-    written = longest(config)
+    written = longest(config.section, config.sampling)
     if holds <= written:
         raise UserError(
             f"{config.algorithm}.max_new_tokens: {written} leaves no room "
@@ -51,7 +53,7 @@ def context_length(config: Config, holds: int) -> int:
 def fitting(
     tasks: list[Task],
     work: Work,
-    config: Config,
+    data: DatasetConfig,
     encode: Callable[[int, Sequence[Message]], Sequence[int]],
     length: int,
     sampling: Sampling,
@@ -68,15 +70,14 @@ def fitting(
     kept, prompts, agents = [], work.prompts, len(work.roles)
     for task in tasks:
         lengths = [len(encode(i, read)) for i, read in enumerate(prompts.first_N(task, agents))]
-        asked = [sampling.of(agent).max_new_tokens for agent in range(len(lengths))]
-        read, written = max(zip(lengths, asked, strict=True), key=sum)
+        read, written = max(zip(lengths, sampling.limits(agents), strict=True), key=sum)
         room = length - written
         if read <= room:
             kept.append(task)
             continue
         problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
         problem += f"{room} (context {length}, max_new_tokens {written})"
-        if config.dataset.on_bad_row == "error":
+        if data.on_bad_row == "error":
             raise UserError(
                 f"dataset.name: {problem}; raise agent_model.max_length if the model allows it, or "
                 "set dataset.on_bad_row=skip"
@@ -84,7 +85,6 @@ def fitting(
         notice(f"{problem}: skipped")
     if not kept:
         raise UserError(
-            f"dataset.name: no row of '{config.dataset.name}' fits the model's context of "
-            f"{length} tokens"
+            f"dataset.name: no row of '{data.name}' fits the model's context of {length} tokens"
         )
     return kept

@@ -169,7 +169,10 @@ def of_run(config: Config) -> dict[str, Any]:
     section, networks = config.section, config.section.networks
     facts: dict[str, Any] = {f"agent_model.{k}": getattr(config.agent_model, k) for k in MODEL_KEYS}
     facts |= {f"lora.{key}": value for key, value in asdict(config.lora).items()}
-    facts |= {key: _value(config, key) for key in WORK}
+    for key in WORK:
+        head, _, name = key.partition(".")
+        value = getattr(getattr(config, head), name) if name else getattr(config, head)
+        facts[key] = dict(value) if isinstance(value, Mapping) else value
     facts["num_agents"] = section.num_agents
     if section.may_share_policy:
         facts["shared_policy"] = section.one_policy
@@ -177,12 +180,6 @@ def of_run(config: Config) -> dict[str, Any]:
         facts |= networks._asdict()
     agents = None if config.agents is None else list(config.agents)
     return facts | {"agents": agents, HETEROGENEOUS: section.heterogeneous}
-
-
-def _value(config: Config, key: str) -> Any:
-    section, _, name = key.rpartition(".")
-    value = getattr(getattr(config, section) if section else config, name)
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def of_folder(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from comlrl.config.algorithms import SECTIONS
-from comlrl.config.sections import DistributedConfig
 from comlrl.errors import UserError
 from comlrl.evaluation.estimates import estimates, pass_at_k, task_rows
 from comlrl.evaluation.intervals import bootstrap_interval
@@ -547,13 +546,12 @@ def test_estimates_weigh_need_by_solved_chains():
     assert intervals[name] == intervals[f"turn_1/{name}"] == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "fsdp"])
-def test_an_evaluation_measures_need_and_training_does_not(strategy):
+@pytest.mark.parametrize("split", [False, True])
+def test_an_evaluation_measures_need_and_training_does_not(split):
     plan = script.make_plan(script.parse_arguments(["--config", QUICK, *FEW, "sandbox.workers=1"]))
-    config = dataclasses.replace(plan.config, distributed=DistributedConfig(strategy))
     task = code_task("t", "def f(x): ...", "def check(c):\n    assert c(3) == 9\n", "f")
     helper, main = "def aux(x):\n    return x * x\n", "def f(x):\n    return aux(x)\n"
-    training, evaluation = build_rewards(config, plan.work)
+    training, evaluation = build_rewards(plan.work, split=split)
     try:
         for reward, needed in ((training, None), (evaluation, ("aux",)), (training, None)):
             (score,) = reward.score([JointAction(task, (helper, main))])
@@ -574,7 +572,7 @@ class Constant(Reward):
 
 
 def test_a_reward_of_ones_own_is_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "build_rewards", lambda config, work: (Constant(), Constant()))
+    monkeypatch.setattr(script, "build_rewards", lambda work: (Constant(), Constant()))
     found = _evaluate(tmp_path / "a.json", "--config", QUICK, *FEW)
     assert found["metrics"]["reward_mean"] == 0.5 and "teamwork_rate" not in found["metrics"]
 

@@ -15,7 +15,7 @@ from comlrl.config.algorithms import SECTIONS, MAGRPOConfig
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.cost.dry_run import describe
 from comlrl.trainers.launch.cost.tree_size import growth
-from comlrl.trainers.launch.wiring.sampling_settings import limits
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.update.minibatches import like_parts
 from tests.support.runs import algorithm_of, read_config
 
@@ -111,7 +111,7 @@ def test_one_sampling_is_one_update(path):
         return
     nodes = section.batch_size * growth(section).nodes
     assert len(like_parts(nodes, section.train_batch_size)) == 1
-    note = describe(config, limits(config, work.roles))
+    note = describe(config, sampling(config, work.roles).limits(len(work.roles)))
     assert "optimizer updates" in note and "on-policy" not in note
     text = path.read_text()
     for size in re.findall(r"(?:an|is an)\s+(?:# )?update of (\d+)", text.replace("\n  #", "")):

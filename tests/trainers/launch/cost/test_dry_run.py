@@ -19,7 +19,7 @@ from comlrl.trainers.launch.commands.train import main
 from comlrl.trainers.launch.cost.dry_run import count_tasks, describe
 from comlrl.trainers.launch.cost.tree_size import growth, scored, training_steps
 from comlrl.trainers.launch.wiring.model_size import model_size
-from comlrl.trainers.launch.wiring.sampling_settings import limits
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from tests.support import tiny_models
 from tests.support.runs import SHIPPED, algorithm_of, load
 
@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[4]
 
 
 def described(config: Config) -> str:
-    return describe(config, limits(config, validate(config).roles))
+    roles = validate(config).roles
+    return describe(config, sampling(config, roles).limits(len(roles)))
 
 
 def section(**keys) -> MAGRPOConfig:

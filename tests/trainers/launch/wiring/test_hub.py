@@ -53,14 +53,16 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
     (tmp_path / "cache/hub/models--some--model/refs/main").write_text("1")
     (tmp_path / "cache/datasets/some___rows").mkdir(parents=True)
     found = config("agent_model.name=some/model", "dataset.name=some/rows")
-    hub.check_reachable(found, hub.named_models(found))
+    named = [("dataset.name", found.dataset.name), *hub.named_models(found)]
+    hub.check_reachable(named, found.beside)
     assert os.environ[hub.OFFLINE] == "1" and constants.HF_HUB_OFFLINE
 
 
 def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
     monkeypatch.setattr(hub, "_answers", lambda: 1 / 0)
     found = config()
-    hub.check_reachable(found, hub.named_models(found))
+    named = [("dataset.name", found.dataset.name), *hub.named_models(found)]
+    hub.check_reachable(named, found.beside)
 
 
 @pytest.mark.parametrize("key", ["dataset.name", "agent_model.name"])
@@ -68,8 +70,8 @@ def test_a_builtin_with_a_slip(key):
     meant = {"dataset.name": "builtin:coopmini", "agent_model.name": "builtin:tiny-coder"}[key]
     found = config(f"{key}={meant.replace('builtin', 'bultin')}")
     with pytest.raises(UserError, match=f"{key}: .* did you mean `{meant}`"):
-        hub.check_data(found)
-        hub.check_model(key, found.agent_model.name, found)
+        hub.check_data(found.dataset.name, found.beside)
+        hub.check_model(key, found.agent_model.name, found.beside)
 
 
 @pytest.mark.parametrize(

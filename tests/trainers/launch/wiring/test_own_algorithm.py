@@ -86,7 +86,7 @@ def test_a_run_of_one_is_crossed_replaced_exported_and_started_from(tmp_path):
     shutil.copytree(first, tmp_path / "c")
     assert plan("--checkpoint", str(first), "--replace", f"0={tmp_path / 'c'}").replaced
     assert export.check(str(first), None, False, None)[0].run_dir == first
-    assert init_from._source(config(init_from=str(first))).agents == 2
+    assert init_from.read_source(str(first), (), tmp_path).agents == 2
 
 
 def test_facts_of_the_section_that_are_no_keys_are_kept(tmp_path):

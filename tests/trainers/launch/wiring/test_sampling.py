@@ -16,7 +16,7 @@ from comlrl.trainers.launch.commands.command_line import parse_arguments, resolv
 from comlrl.trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from comlrl.trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
 from comlrl.trainers.launch.cost import dry_run
-from comlrl.trainers.launch.wiring.sampling_settings import limits, longest, sampling
+from comlrl.trainers.launch.wiring.sampling_settings import longest, sampling
 from comlrl.types import Sampling
 from tests.support.fakes import code_task
 from tests.support.tiny_models import STOPS, config
@@ -148,7 +148,7 @@ def test_ppo_s_and_madpo_s_log_probabilities_are_at_each_agent_s_temperature(tmp
 def test_estimates_count_each_agent_s_tokens():
     """A step of 16 tasks, 3 completions of each agent: 16 · 3 · (5 + 16) tokens."""
     made = config(**APART)
-    assert limits(made, ROLES) == (5, 16) and longest(made) == 16
+    assert sampling(made, ROLES).limits(2) == (5, 16) and longest(made.section, made.sampling) == 16
     (line,) = [
         t for t in dry_run.describe(made, (5, 16)).split("\n") if t.startswith("sampled tokens")
     ]
@@ -165,10 +165,12 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
 
     task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
     made = config(**APART, sampling__main__max_new_tokens=40)
-    assert fitting([task], validate(made), made, encode, 100, sampling(made, ROLES)) == [task]
+    assert fitting([task], validate(made), made.dataset, encode, 100, sampling(made, ROLES)) == [
+        task
+    ]
     made = config(**APART, sampling__main__max_new_tokens=41)
     with pytest.raises(UserError, match=r"a prompt of 60 tokens, with room for 59 .* 41"):
-        fitting([task], validate(made), made, encode, 100, sampling(made, ROLES))
+        fitting([task], validate(made), made.dataset, encode, 100, sampling(made, ROLES))
 
 
 def test_a_prompt_has_room_for_its_prefill():
@@ -180,7 +182,7 @@ def test_a_prompt_has_room_for_its_prefill():
     task = code_task("t", "def f(x):\n", "def check(f): ...", "f")
     made = replace(config(**APART), prompts={"prefill": 101 * "x"})
     with pytest.raises(UserError, match="a prompt of 101 tokens"):
-        fitting([task], validate(made), made, encode, 100, sampling(made, ROLES))
+        fitting([task], validate(made), made.dataset, encode, 100, sampling(made, ROLES))
 
 
 def test_tables_of_evaluations_tell_who_sampled_otherwise():

@@ -195,8 +195,9 @@ def test_an_evaluation_waits_for_the_growth(tmp_path):
     sample = trainer.rollout.sampler.sample
     trainer.rollout.sampler.sample = lambda *asked: order.append("sample") or sample(*asked)
     evaluations = build_evaluations(
-        config(), trainer.rollout, trainer.loop.tasks, trainer.sampling, trainer.rollout.sampler,
-        Progress(), None, SimpleNamespace(wait=lambda: order.append("wait")),
+        config().section, trainer.rollout, trainer.loop.tasks, trainer.sampling,
+        trainer.rollout.sampler, Progress(), None,
+        SimpleNamespace(wait=lambda: order.append("wait")),
     )  # fmt: skip
     evaluations.evaluate()
     assert order[:2] == ["wait", "sample"] and "wait" not in order[1:]
