@@ -115,8 +115,8 @@ def resolve_work(config: Config) -> Work:
             raise UserError(str(error)) from error
     # the domain's first may read facts that only its shipped reward reports
     default = "plain" if own_reward is not None else next(iter(domain.modes()), "plain")
-    asked = dataclasses.replace(config.external, mode=config.external.mode or default)
-    mode = external.find(asked, domain, config.folder, domain_target)
+    settings = dataclasses.replace(config.external, mode=config.external.mode or default)
+    mode = external.find(settings, domain, config.folder, domain_target)
     if section.num_turns > 1:
         _check_facts(mode, reward, own_reward)
     played = None if program is None else program.target
