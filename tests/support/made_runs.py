@@ -280,7 +280,7 @@ def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
         "output": SimpleNamespace(verbose=False),
         "wandb": None,
         "trackio": None,
-        "to_dict": lambda: {"seed": 1},
+        "to_dict": lambda: {"domain": "code", "seed": 1},
     }
     return SimpleNamespace(**known | sections)
 
