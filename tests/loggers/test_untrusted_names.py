@@ -61,7 +61,9 @@ def test_what_wandb_refuses_turns_it_off_with_a_notice(section, tmp_path, capsys
     if given["dir"]:
         given["dir"] = str(tmp_path / "file" / "below")
     config = settings(wandb=SimpleNamespace(**given))
-    logger = weights_and_biases.connect(config, CODE, tmp_path, resume=False)
+    logger = weights_and_biases.connect(
+        config.wandb, config.to_dict(), CODE, tmp_path, resume=False
+    )
     if logger is None:
         assert "W&B: off" in capsys.readouterr().err
     else:  # this version of wandb takes it
@@ -87,7 +89,8 @@ def test_wandb_that_fails_later_is_one_notice(tmp_path, capsys, monkeypatch):
     section = SimpleNamespace(
         project="p", entity=None, name=None, dir=None, tags=[], mode="offline"
     )
-    logger = weights_and_biases.connect(settings(wandb=section), CODE, tmp_path, resume=True)
+    held = settings().to_dict()
+    logger = weights_and_biases.connect(section, held, CODE, tmp_path, resume=True)
     assert logger is not None
     logger.log(record(1))
     logger.log(record(2))
