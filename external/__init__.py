@@ -89,7 +89,7 @@ def find(
     if ":" in name:
         target = load("external.mode", name, folder)
         check_class(target, Transition, ["__call__"])
-        cls = target.found
+        cls = target.obj
     elif name in modes and name != EXPERT:
         cls = modes[name]
         target = domain_target and dataclasses.replace(domain_target, key="external.mode")

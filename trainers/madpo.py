@@ -257,7 +257,7 @@ class MADPOTrainer:
         return batch.differences(value_U[owner_C])
 
     def _temperature(self, index: int) -> float:
-        return self.sampling.of(index).temperature
+        return self.sampling.for_agent(index).temperature
 
     def _measure(self) -> dict[str, float]:
         """Measure the round's held-out pairs under the present policies."""

@@ -183,7 +183,7 @@ class PPOTrainer:
 
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """Measure what a policy, its reference and a head on its states say of the samples."""
-        section, temperature = self.section, self.sampling.of(index).temperature
+        section, temperature = self.section, self.sampling.for_agent(index).temperature
         critic = values[0 if self.critics.centralized else index]
         key, states_B = (
             (self.rollout.seed, "minibatches", rolled.index, 0),

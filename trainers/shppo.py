@@ -297,7 +297,7 @@ class SHPPOTrainer:
         return action_logprobs(
             agent,
             batch,
-            self.sampling.of(0).temperature,  # the same for all, who have one policy
+            self.sampling.for_agent(0).temperature,  # the same for all, who have one policy
             entropy=self.section.entropy_coef > 0,
             head=layer,
             head_input_A=samples.latent_SNK[samples.state_C[action_A], agent_A],

@@ -17,7 +17,7 @@ ON_POLICY = Unused(
 )
 ONE_VALUE = Unused(
     "λ is over turns here, and there is one",
-    lambda s, c: s.num_turns == 1 and not s.values_tokens and not c.program.given,
+    lambda s, c: s.num_turns == 1 and not s.values_tokens and not c.program.replaces_turns,
 )
 NOT_LEARNED = Unused("these latents are not learned", lambda s, _: s.latents != "learned")
 
@@ -39,7 +39,9 @@ class MAGRPOConfig(CommonConfig):
         "mean",
         "what a completion is credited with: the mean over the joint actions that contain it, or "
         "the best of them and of those with a sibling of the same tokens",
-        unused_if=(Unused("programs have no joint actions", lambda _, c: c.program.given),),
+        unused_if=(
+            Unused("programs have no joint actions", lambda _, c: c.program.replaces_turns),
+        ),
     )
     entropy_coef: float = key(
         0.0,

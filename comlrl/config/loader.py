@@ -77,7 +77,7 @@ class Loader:
         self.folder = Path.cwd()  # of the file that was read last
         self.beside = self.folder  # where its paths are looked for
         self.notices: list[str] = []
-        self.given: dict[str, str] = {}  # key → source, of every key that was set
+        self.sources: dict[str, str] = {}  # key → source, of every key that was set
         self._values = copy.deepcopy(_defaults(tuple(self.sections.items())))
         self._root = OmegaConf.structured(Root)
         self._present: set[str] = set()  # of OPTIONAL_SECTIONS
@@ -125,7 +125,7 @@ class Loader:
         if (section := key.partition(".")[0]) in OPTIONAL_SECTIONS:
             self._present.add(section)
         self._assign(key, self._absolute(key, value, setting), setting)
-        self.given[key] = setting.source
+        self.sources[key] = setting.source
 
     def build(self) -> Config:
         """Return the frozen object. Relations between keys are checked by ``Config.check``.
@@ -139,7 +139,7 @@ class Loader:
             built = self._built()
         except OmegaConfBaseException as error:
             raise UserError(f"--override: {' '.join(str(error).split())}") from error
-        return share_common_keys(built, self.given)
+        return share_common_keys(built, self.sources)
 
     def _built(self) -> Config:
         off = set(OPTIONAL_SECTIONS) - self._present
@@ -163,7 +163,7 @@ class Loader:
         """Read ``critic: centralized`` alone as in older files, in which it meant three things:
         values of turns, and the KL in the loss, as well."""
         older = {"granularity": "turn", "kl_in": "loss"}
-        meant = {key: value for key, value in older.items() if f"ppo.{key}" not in self.given}
+        meant = {key: value for key, value in older.items() if f"ppo.{key}" not in self.sources}
         section = self._values.get("ppo", {})
         if section.get("critic") != "centralized" or "granularity" not in meant:
             return

@@ -220,7 +220,8 @@ class ProgramConfig(Section):
 
     unused_if: ClassVar[tuple[Unused, ...]] = (
         Unused(
-            "no program.target or program.command: agents act in turns", lambda s, _: not s.given
+            "no program.target or program.command: agents act in turns",
+            lambda s, _: not s.replaces_turns,
         ),
     )
 
@@ -239,7 +240,7 @@ class ProgramConfig(Section):
     max_calls: int = key(64, "completions of an episode", at_least=1)
 
     @property
-    def given(self) -> bool:
+    def replaces_turns(self) -> bool:
         """Return whether a program is the rollout."""
         return self.target is not None or self.command is not None
 

@@ -15,9 +15,9 @@ from comlrl.config.keys import Section, Unused, keys_of
 # Conditions take a key's section and the whole configuration.
 SINGLE_TURN = Unused(
     "nothing follows a single turn",
-    lambda _, c: c.online.num_turns == 1 and not c.program.given,
+    lambda _, c: c.online.num_turns == 1 and not c.program.replaces_turns,
 )
-BY_PROGRAM = Unused("the program says who acts when", lambda _, c: c.program.given)
+BY_PROGRAM = Unused("the program says who acts when", lambda _, c: c.program.replaces_turns)
 ALONE = Unused("there is one agent", lambda s, _: s.num_agents == 1)
 NO_EVALUATIONS = Unused(
     "eval_interval=0: nothing is evaluated", lambda _, c: c.online.eval_interval == 0

@@ -14,7 +14,7 @@ from comlrl.types import RolloutResult
 def weights_of(team: Team, agent: int) -> int:
     """Count the weights that each token of an agent is multiplied with: those of its model and
     its adapter; an embedding's only where they are the head's too."""
-    member = team.of(agent)
+    member = team.actor(agent)
     model: Any = member.model
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     looked_up.discard(id(model.get_output_embeddings().weight))

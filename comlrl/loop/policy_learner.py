@@ -197,7 +197,7 @@ class PolicyLearner:
         return rows_UN
 
     def _policy(self, agent: Agent, rows: Sequence[Row], credit_D: Sequence[float]) -> PolicyUpdate:
-        section, temperature = self.section, self.sampling.of(agent.index).temperature
+        section, temperature = self.section, self.sampling.for_agent(agent.index).temperature
 
         def logprobs(agent: Agent, batch: TokenBatch) -> ActionLogprobs:
             return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from comlrl import files
-from comlrl.config.plugins.modules import MODULES, Source, digests, keep, kept
+from comlrl.config.plugins.modules import MODULES, Source, digests, keep, stored_digests
 from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import load_yaml
 from comlrl.errors import UserError, notice
@@ -129,7 +129,7 @@ def _changes(folder: Path, settings: Mapping[str, Any], sources: Sequence[Source
     if not (folder / CONFIG).exists():
         return []
     before, now = _flat(load_yaml(folder / CONFIG)), _flat(settings)
-    before |= {f"{MODULES}/{name}": digest[:12] for name, digest in kept(folder).items()}
+    before |= {f"{MODULES}/{name}": digest[:12] for name, digest in stored_digests(folder).items()}
     now |= {f"{MODULES}/{name}": digest[:12] for name, digest in digests(sources).items()}
     keys = sorted(before.keys() | now.keys())
     return [Change(k, before.get(k), now.get(k)) for k in keys if before.get(k) != now.get(k)]

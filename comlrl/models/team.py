@@ -44,7 +44,7 @@ class Team:
     def __len__(self) -> int:
         return len(self.agents)
 
-    def of(self, index: int) -> Agent:
+    def actor(self, index: int) -> Agent:
         """Return the agent that acts in an agent's place: itself, or the shared policy."""
         return self.agents[0 if len(self.agents) == 1 else index]
 
@@ -94,7 +94,7 @@ class Team:
 
         With a router this holds for the calling thread alone.
         """
-        agent = self.of(index)
+        agent = self.actor(index)
         if agent.router is not None:
             with agent.router.only(agent.adapter):
                 yield agent

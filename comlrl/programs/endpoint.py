@@ -195,7 +195,7 @@ async def _completions(
 ) -> tuple[chat.ChatRequest, dict[str, Any]]:
     running, model = episode.running, body.get("model", "")
     agent = _index(running, model)
-    request = chat.read_request(body, running.settings.sampling.of(agent), episode.written)
+    request = chat.read_request(body, running.settings.sampling.for_agent(agent), episode.written)
     calls = (running.call(agent, request.prompt, request.stop) for _ in range(request.count))
     drawn = await _all(*calls)
     read = len(running.context.encode(agent, request.prompt))

@@ -32,7 +32,7 @@ class WaveLoop(asyncio.SelectorEventLoop):
 
     @property
     def listens(self) -> bool:
-        """Whether a socket or a child process may wake it, besides its threads."""
+        """Return whether a socket or a child process may wake it, besides its threads."""
         return len(self._events.get_map()) > 1
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]

@@ -58,7 +58,7 @@ def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path
         raise UserError(
             f"program.command: '{section.command}' with program.target; give one of them"
         )
-    if not section.given:
+    if not section.replaces_turns:
         return None
     _check_names(section.agents, num_agents, key)
     target = _command(section) if section.target is None else _function(section.target, folder)
@@ -73,12 +73,12 @@ def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path
 
 def _function(name: str, folder: Path) -> Target:
     target = load("program.target", name, folder)
-    if not inspect.iscoroutinefunction(target.found):
+    if not inspect.iscoroutinefunction(target.obj):
         raise UserError(
             f"{target} is not an `async` function; write one that is called as play(task, agents)"
         )
     try:
-        inspect.signature(target.found).bind("task", "agents")
+        inspect.signature(target.obj).bind("task", "agents")
     except TypeError as error:
         raise UserError(f"{target} is not called as play(task, agents): {error}") from error
     return target

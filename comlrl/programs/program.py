@@ -24,7 +24,7 @@ class Program:
 
     @property
     def play(self) -> Play:
-        return self.target.found
+        return self.target.obj
 
     def index(self, name: str) -> int:
         """Return an agent's index. Raises KeyError, whose message names the nearest name."""

@@ -185,7 +185,7 @@ class RunningEpisode:
             self.context.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
         await self._open()
         name, number = self.program.names_N[agent], self.asked_N[agent]
-        ids, sampling = self.context.encode(agent, prompt), self.settings.sampling.of(agent)
+        ids, sampling = self.context.encode(agent, prompt), self.settings.sampling.for_agent(agent)
         if not self.settings.sampler.fits(ids, sampling):
             await asyncio.sleep(0)  # for a program that catches this and asks again
             raise EpisodeError(

@@ -96,7 +96,7 @@ class ApiMember:
     ) -> list[list[tuple[Completion, ...]]]:
         """Return each request's completions, one for each key. Raises ApiError."""
         jobs = [
-            self._sample(request, sampling.of(agent))
+            self._sample(request, sampling.for_agent(agent))
             for agent, requests in enumerate(requests_N)
             for request in requests
         ]
@@ -107,7 +107,7 @@ class ApiMember:
         self, agent: int, request: Request, sampling: Sampling
     ) -> tuple[Completion, ...]:
         """Return one request's completions, in any event loop. Raises ApiError."""
-        job = self._sample(request, sampling.of(agent))
+        job = self._sample(request, sampling.for_agent(agent))
         return await asyncio.wrap_future(background.submit(job))
 
     def metrics(self) -> dict[str, float]:

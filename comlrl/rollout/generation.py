@@ -78,7 +78,7 @@ class Generator(TeamReader):
         ]
         if not flat:
             return [[] for _ in requests_N]
-        model = self.team.of(agents[0]).model
+        model = self.team.actor(agents[0]).model
         results: dict[int, tuple[Completion, ...]] = {}
         chunks = list(self._chunks(flat, sampling))
         self.calls += len(chunks)
@@ -98,7 +98,7 @@ class Generator(TeamReader):
     def _complete(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling, shared: bool
     ) -> list[tuple[Completion, ...]]:
-        agent = self.team.of(owned[0][0])
+        agent = self.team.actor(owned[0][0])
         requests = [request for _, request in owned]
         number = _prompts(owned)
         prompt_of_row = torch.tensor(
@@ -108,10 +108,10 @@ class Generator(TeamReader):
         request_of_row = torch.tensor(
             [i for i, request in enumerate(requests) for _ in request.keys_G], device=agent.device
         )
-        each = [sampling.of(owner) for owner, _ in owned]
+        each = [sampling.for_agent(owner) for owner, _ in owned]
         draw = Draw(agent, requests, each, self.head, request_of_row, self.on_written)
         prompts = [prompt_ids for _, prompt_ids in number]
-        adapters = [self.team.of(owner).adapter for owner, _ in number]
+        adapters = [self.team.actor(owner).adapter for owner, _ in number]
         lengths = torch.tensor([len(p) for p in prompts], device=agent.device)
         fast, router = agent.fast, agent.router
         cache = prefix_cache.SharedPrefixCache(lengths, draw.steps)

@@ -184,7 +184,9 @@ class Rollout:
 
     def _pending(self, state: State, shape: Shape, sampling: Sampling) -> _Pending:
         acting = next(stage for stage in shape.stages if stage.start == len(state.written))
-        readings = tuple(self.builder.read(state, agent, sampling.of(agent)) for agent in acting)
+        readings = tuple(
+            self.builder.read(state, agent, sampling.for_agent(agent)) for agent in acting
+        )
         return _Pending(state, acting, readings)
 
     def _expand(self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling) -> list[Node]:

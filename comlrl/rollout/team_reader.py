@@ -16,12 +16,12 @@ class TeamReader:
         self.team, self.max_length = team, max_length
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self.team.of(agent).encode(prompt))
+        return tuple(self.team.actor(agent).encode(prompt))
 
     def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
         """Return each token's text, special tokens included."""
-        tokenizer = self.team.of(agent).tokenizer
+        tokenizer = self.team.actor(agent).tokenizer
         return [tokenizer.decode([token]) for token in token_ids]

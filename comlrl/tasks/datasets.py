@@ -143,7 +143,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
     """Return a complete split. ``setting``: key and value, for messages."""
     path = Path(name)
     if name == FROM_PYTHON:
-        splits = passed("dataset.name").found
+        splits = passed("dataset.name").obj
         if base not in splits:
             raise UserError(
                 f"{setting}: tasks have no split '{base}'; they have {', '.join(splits)}"

@@ -75,7 +75,7 @@ class Sampling:
     # of each agent, where not all sample alike; the fields above are then no agent's own
     by_agent: tuple[Sampling, ...] = ()
 
-    def of(self, agent: int) -> Sampling:
+    def for_agent(self, agent: int) -> Sampling:
         """Return this agent's sampling settings."""
         return self.by_agent[agent] if self.by_agent else self
 
@@ -85,7 +85,7 @@ class Sampling:
 
     def limits(self, agents: int) -> tuple[int, ...]:
         """Return ``max_new_tokens`` of each of so many agents."""
-        return tuple(self.of(agent).max_new_tokens for agent in range(agents))
+        return tuple(self.for_agent(agent).max_new_tokens for agent in range(agents))
 
     @property
     def longest(self) -> int:

@@ -80,7 +80,10 @@ class ImportanceWeightedSampler:
             return [list(groups) for groups in groups_N]
         return [
             self._weighted(
-                index, [r.prompt_ids for r in requests], groups, sampling.of(index).temperature
+                index,
+                [r.prompt_ids for r in requests],
+                groups,
+                sampling.for_agent(index).temperature,
             )
             for index, (requests, groups) in enumerate(zip(requests_N, groups_N, strict=True))
         ]
@@ -97,7 +100,7 @@ class ImportanceWeightedSampler:
                 if agent in node.acting
             ]
             prompts, groups = [t.prompt_ids for t in turns], [t.completions_G for t in turns]
-            temperature = sampling.of(agent).temperature
+            temperature = sampling.for_agent(agent).temperature
             weighted_N.append(iter(self._weighted(agent, prompts, groups, temperature, older=True)))
 
         def weighted(node: Node) -> Node:

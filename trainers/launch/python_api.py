@@ -166,8 +166,8 @@ def train(
         with passing(passed), life_cycle(raises=True) as life:
             resolved, work, notices = resolve(algorithm, arguments)
             for target in passed:
-                if target.key == "reward.target" and issubclass(target.found, FunctionReward):
-                    target.found.roles = work.roles
+                if target.key == "reward.target" and issubclass(target.obj, FunctionReward):
+                    target.obj.roles = work.roles
                 if target.key == "dataset.name":
                     work = replace(work, sources=(*work.sources, *target.sources))
             for text in notices + check(resolved, bool(resume)) + no_weights_notice(resolved):
@@ -274,10 +274,10 @@ def _as_user_errors() -> Iterator[None]:
     except Interrupted as interrupted:
         raise KeyboardInterrupt(_in_python(str(interrupted))) from None
     except Exception as error:
-        known = in_one_line(error)
-        if known is None:
+        printable = in_one_line(error)
+        if printable is None:
             raise
-        error.args = (_in_python(known[0]),)
+        error.args = (_in_python(printable[0]),)
         if isinstance(error, UserError):
             raise
         raise UserError(*error.args) from error

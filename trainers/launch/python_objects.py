@@ -1,4 +1,4 @@
-"""What a caller from Python passes in place of names: rows, templates, functions."""
+"""Objects that Python code passes in place of names: rows, templates, functions."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def keep(folder: Path, sources: Sequence[Source]) -> None:
         files.replace(folder / MODULES, json.dumps(digests(sources), indent=1) + "\n")
 
 
-def kept(folder: Path) -> dict[str, str]:
+def stored_digests(folder: Path) -> dict[str, str]:
     """Return the digests that ``keep`` wrote, by file."""
     file = folder / MODULES
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

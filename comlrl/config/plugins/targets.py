@@ -33,7 +33,7 @@ class Target:
 
     key: str  # e.g. "reward.target"
     value: str
-    found: Any
+    obj: Any
     sources: tuple[Source, ...]  # the files that it is made of
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def _imported(setting: str, name: str, folder: Path) -> tuple[Any, tuple[Source,
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
     """``check_methods`` of a class. Raises UserError if it is not a class."""
-    if not isinstance(target.found, type):
+    if not isinstance(target.obj, type):
         raise UserError(f"{target} is not a class; give one")
     check_methods(target, protocol, methods)
 
@@ -130,22 +130,22 @@ def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
 def check_methods(
     target: Target, protocol: type, methods: Iterable[str], *, inherited: bool = False
 ) -> None:
-    """Raise UserError where ``target.found``, a class or an object, lacks a method or has one
+    """Raise UserError where ``target.obj``, a class or an object, lacks a method or has one
     of other arguments than ``protocol`` says.
 
     What is inherited from ``protocol`` itself, which only says what it is for, is lacking, unless
     ``inherited``: then what is not there at all is not missed either.
     """
-    is_class = isinstance(target.found, type)
+    is_class = isinstance(target.obj, type)
     places = [
-        *([] if is_class else [target.found]),
-        *inspect.getmro(target.found if is_class else type(target.found)),
+        *([] if is_class else [target.obj]),
+        *inspect.getmro(target.obj if is_class else type(target.obj)),
     ]
     for name in methods:
         form = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
         shown = f"{name}({', '.join(form)})"
         place = next((p for p in places if name in getattr(p, "__dict__", {})), protocol)
-        method = getattr(place if is_class else target.found, name, None)
+        method = getattr(place if is_class else target.obj, name, None)
         if place is protocol:
             if inherited:
                 continue

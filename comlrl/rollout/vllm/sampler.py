@@ -58,7 +58,9 @@ class VLLMSampler(TeamReader):
         self.adapters = Adapters(team, servers_N, folder)
         # Servers that return what truncation leaves want a top_k with every request.
         self.replaying = {
-            servers_N[agent.index] for agent in team.agents if sampling.of(agent.index).truncates
+            servers_N[agent.index]
+            for agent in team.agents
+            if sampling.for_agent(agent.index).truncates
         }
         self.slots = _slots(servers_N, IN_FLIGHT)
         self.vocabularies = {agent.index: agent.vocabulary for agent in team.agents}
@@ -172,7 +174,7 @@ class HeldSampler:
         slots: Mapping[Servers, asyncio.Semaphore],
     ) -> tuple[str, Any]:
         """Return the server that has answered an agent's request, and its answer."""
-        agent, sampling = self.engine.team.of(index), sampling.of(index)
+        agent, sampling = self.engine.team.actor(index), sampling.for_agent(index)
         name, servers = self.names[agent.index], self.engine.servers_N[agent.index]
         vocabulary = self.engine.vocabularies[agent.index]
         greedy = sampling.temperature == 0
@@ -211,7 +213,7 @@ class HeldSampler:
         self, index: int, request: Request, answer: tuple[str, Any], sampling: Sampling
     ) -> tuple[Completion, ...]:
         """Return the completions of a request by the server's answer to it. Raises BadReply."""
-        agent, sampling = self.engine.team.of(index), sampling.of(index)
+        agent, sampling = self.engine.team.actor(index), sampling.for_agent(index)
         greedy = sampling.temperature == 0
         url, reply = answer
         drawn = completions(

@@ -143,7 +143,7 @@ class Bytes:
         self.team = team
 
     def encode(self, agent: int, prompt: Any) -> tuple[int, ...]:
-        return tuple(self.team.of(agent).encode(prompt))[-60:]
+        return tuple(self.team.actor(agent).encode(prompt))[-60:]
 
     def fits(self, prompt_ids: Any, sampling: Any) -> bool:
         return True

@@ -256,7 +256,7 @@ def test_a_stream_holds_the_text_and_ends_with_the_usage():
 def test_stops_of_a_request_are_beside_the_run_s(sampler):
     class Stopping(sampler):
         def completion(self, key, sampling):
-            stops.append(sampling.of(0).stop)
+            stops.append(sampling.for_agent(0).stop)
             return super().completion(key, sampling)
 
     stops: list[tuple[str, ...]] = []

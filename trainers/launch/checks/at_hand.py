@@ -26,7 +26,7 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class AtHand(NamedTuple):
-    """What is known of an agent's model without its weights."""
+    """The properties of an agent's model that are available without its weights."""
 
     encoder: PromptEncoder
     positions: int  # that it was made for
@@ -119,10 +119,10 @@ def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     key = "agents" if config.agents else "agent_model.name"
     names = config.agent_models
     ours = config.agent_model
-    found = {name: _agent(ours, key, name, unchecked) for name in dict.fromkeys(names)}
+    agent_of = {name: _agent(ours, key, name, unchecked) for name in dict.fromkeys(names)}
     for other_key, name in config.other_models.items():
         _agent(ours, other_key, name, unchecked)
-    agents = [found[name] for name in names]
+    agents = [agent_of[name] for name in names]
     return [] if None in agents else [agent for agent in agents if agent is not None]
 
 

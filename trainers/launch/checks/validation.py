@@ -49,7 +49,7 @@ def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
     if config.online.num_turns > 1 and "sandbox_slice" not in work.mode.keys_read:
         unread["external.sandbox_slice"] = "this external.mode does not read it"
     sampling = sampling_settings.sampling(config, work.roles)
-    truncates = any(sampling.of(i).truncates for i in range(len(work.roles)))
+    truncates = any(sampling.for_agent(i).truncates for i in range(len(work.roles)))
     if not (config.section.trained_online and truncates):
         unread["generation.max_support"] = "no log-probability is over what top_p or top_k leave"
     lines += without_effect(config, sections, set_keys, unread)

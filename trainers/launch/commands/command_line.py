@@ -149,7 +149,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
         loader.set(item if isinstance(item, Setting) else parse_override(item))
     config = loader.build()
     work = validate(config)
-    return config, work, loader.notices + notices(config, work, loader.given)
+    return config, work, loader.notices + notices(config, work, loader.sources)
 
 
 def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) -> None:

@@ -244,7 +244,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.work.roles, plan.greedy)
     given = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
-    work = given.read_by([team.of(i).encoder for i in range(section.num_agents)])
+    work = given.read_by([team.actor(i).encoder for i in range(section.num_agents)])
     tasks = tasks[: section.eval_num_samples]
     tasks = fitting(tasks, work, config.dataset, sampler.encode, sampler.max_length, sampled)
     asked: Any = CachingSampler(sampler, len(team)) if caching else sampler

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.config.algorithms import sections_of
-from comlrl.config.plugins.modules import digests, kept
+from comlrl.config.plugins.modules import digests, stored_digests
 from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, parse_override
 from comlrl.errors import UserError, notice
@@ -155,7 +155,7 @@ def resolve(
 ) -> tuple[Config, Work]:
     """Read the file, then what is stored with the weights, then flags and overrides, and check
     them."""
-    algorithms = own_algorithm.known(Path(file).parent, *(team.run_dir for team in teams))
+    algorithms = own_algorithm.all_sections(Path(file).parent, *(team.run_dir for team in teams))
     loader = weights.read_config(Path(file), algorithms)
     algorithm = loader.algorithm
     option = "--replace" if arguments.replace else "--cross-play"
@@ -228,7 +228,7 @@ def _check_work(
                     f"'{teams[0].name}' with {first!r}; give runs that are alike in this, or say "
                     f"with --override {key}=… what is to hold for all"
                 )
-    modules = [kept(team.run_dir) if team.run_dir else {} for team in teams]
+    modules = [stored_digests(team.run_dir) if team.run_dir else {} for team in teams]
     for team, own in zip(teams, modules, strict=True):
         for name in sorted(own.keys() | modules[0].keys()):
             if own.get(name) != modules[0].get(name):
@@ -251,7 +251,7 @@ def _work_notices(
     notices = []
     used = digests(work.sources)
     for team in teams:
-        before = kept(team.run_dir) if team.run_dir else {}
+        before = stored_digests(team.run_dir) if team.run_dir else {}
         for name in sorted(used.keys() & before.keys()):
             if used[name] != before[name]:
                 notices.append(f"{name} is no longer what '{team.name}' was trained with")

@@ -49,13 +49,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(
-    path: str, given: str | None, merge: bool, repository: str | None
+    path: str, folder: str | None, merge: bool, repository: str | None
 ) -> tuple[Trained, Path]:
     """Return the run to export and the target folder. Raise UserError if the export cannot work."""
     run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
         raise UserError(f"RUN: '{run.name}' is not a run; give a run directory, or a folder in one")
-    out = Path(given) if given else run.run_dir / "exported_model"
+    out = Path(folder) if folder else run.run_dir / "exported_model"
     if out.exists():
         raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
     place = run.final_model or run.checkpoint

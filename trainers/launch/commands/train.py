@@ -241,13 +241,13 @@ def _open(
         sharding.check(start.config.section.fits_reward_model)
     deterministic()
     allocator.keep_freed()
-    found = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
+    restored = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
     config = start.config
     tasks = distributed.from_main(
         lambda: load_both_splits(config.dataset, config.section, work.domain)
     )
-    load.set_threads(None if found is None else found.state)
-    run = assemble(start, work, signals, *tasks, resume=found is not None)
+    load.set_threads(None if restored is None else restored.state)
+    run = assemble(start, work, signals, *tasks, resume=restored is not None)
     opened.callback(_closing(run.reward))
     if run.server is not None:
         opened.callback(run.server.close)
@@ -255,8 +255,8 @@ def _open(
         opened.callback(run.rollout.close)
     opened.callback(_closing(run.loop.logger))
     trainer = build(run)
-    if found is not None:
-        run.loop.resume(found, trainer, force=force)
+    if restored is not None:
+        run.loop.resume(restored, trainer, force=force)
     if distributed.is_main():
         own_algorithm.keep(start.run_dir, start.config.algorithm, type(start.config.section))
         write_config(start)

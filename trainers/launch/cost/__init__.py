@@ -1,1 +1,1 @@
-"""What a run costs: trees, tokens, parameters and memory, counted; seconds, measured."""
+"""The cost of a run: trees, tokens, parameters and memory, counted; seconds, measured."""

@@ -60,7 +60,7 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
         lines += ["", f"{'evaluations':<22}none"]
     else:
         calls = "whose calls are known once they are played"
-        if not config.program.given:
+        if not config.program.replaces_turns:
             calls = _evaluation_calls(online, decoders, held_out)
         passes = None
         if steps is not None and section.trained_online:
@@ -157,7 +157,7 @@ def _online(
         "generation calls": calls,
         "sampled tokens ≤": size * _tokens(section, limits_N) + greedy * sum(limits_N),
     }
-    if program.given:
+    if program.replaces_turns:
         most = actions * program.max_calls
         rows = {
             "tasks": size,
@@ -172,10 +172,10 @@ def _online(
     run = f"{section.num_train_epochs} epochs" if steps is None else f"{steps:,} steps"
     lines = ["", f"{'':<22}{'a training step':>18}{f'the run, {run}':>26}"]
     for label, each in rows.items():
-        whole = None if steps is None else each * steps
-        if label == "tasks" and whole is not None and tasks is not None:
-            whole = _tasks_seen(steps or 0, size, tasks)
-        lines.append(f"{label:<22}{_number(each):>18}{_number(whole):>26}")
+        of_run = None if steps is None else each * steps
+        if label == "tasks" and of_run is not None and tasks is not None:
+            of_run = _tasks_seen(steps or 0, size, tasks)
+        lines.append(f"{label:<22}{_number(each):>18}{_number(of_run):>26}")
     if not section.takes_ratios and parts > 1:
         notice(
             f"up to {parts} updates from one sampling (train_batch_size="
@@ -187,7 +187,7 @@ def _online(
 def _tokens(section: CommonConfig, limits_N: Sequence[int]) -> int:
     """Return the most tokens of one task's tree."""
     each = ((level, sum(limits_N[i] for i in level.stage)) for level in levels(section))
-    return sum(level.nodes * level.own * tokens for level, tokens in each)
+    return sum(level.nodes * level.completions * tokens for level, tokens in each)
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
@@ -206,14 +206,14 @@ def _preferences(
     """Describe the candidates that are sampled, and the pairs kept of them."""
     if sampled.preferences is not None:
         return [f"{'preferences':<22}read from {sampled.preferences}; nothing is sampled for them"]
-    own, kept = sampled.candidates, sampled.pairs
-    candidates = section.shape.joint_actions(section.num_agents, own)
-    pairs = math.comb(candidates, 2) if kept is None else min(kept, math.comb(candidates, 2))
+    count, limit = sampled.candidates, sampled.pairs
+    candidates = section.shape.joint_actions(section.num_agents, count)
+    pairs = math.comb(candidates, 2) if limit is None else min(limit, math.comb(candidates, 2))
     each = None if schedule is None else [schedule.length_of(r) for r in range(sampled.number)]
     labelled = None if each is None else sum(each)
-    size = tasks_at_once(section.batch_size, own)
+    size = tasks_at_once(section.batch_size, count)
     calls = None if each is None else sum(math.ceil(n / size) for n in each) * decoders
-    tokens = None if labelled is None else labelled * own * sum(limits_N)
+    tokens = None if labelled is None else labelled * count * sum(limits_N)
     lines = [
         f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
         f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",

@@ -1,4 +1,4 @@
-"""``--dry-run --measure``: training steps on the machine at hand, multiplied to the run."""
+"""``--dry-run --measure``: training steps on this machine, extrapolated to the run."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
     names = [key[len("time/") : -len("_share")] for key in last if key.startswith("time/")]
     for name in [*names, "a training step"]:
         each = [step["step_seconds"] * step.get(f"time/{name}_share", 1.0) for step in steps]
-        whole = None if count is None else each[0] + (count - 1) * each[-1]
-        rows.append([name, *map(duration, each), duration(whole)])
+        run_seconds = None if count is None else each[0] + (count - 1) * each[-1]
+        rows.append([name, *map(duration, each), duration(run_seconds)])
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     empty = [""] * (len(steps) - 1)
     others = []  # whole seconds beside those of the steps
@@ -81,7 +81,7 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
             others.append(evaluations)
         rows.append(["evaluations", duration(each_pass), *empty, duration(evaluations)])
     if schedule is not None or passes:
-        total = None if whole is None else whole + math.fsum(others)
+        total = None if run_seconds is None else run_seconds + math.fsum(others)
         rows.append(["together", "", *empty, duration(total)])
     memory = f"{last['peak_memory_mb']:,.0f} MB"
     widths = (26, *(14 for _ in heads), 24)

@@ -1,4 +1,4 @@
-"""What a run holds in memory, for ``--dry-run``."""
+"""The memory of a run, for ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _slots(
     once."""
     longest = max(limits_N[agent] for agent in level.stage)
     prompts = tasks * level.nodes * (len(level.stage) if shares_base else 1)
-    return prompts * (prompt + level.own * longest)
+    return prompts * (prompt + level.completions * longest)
 
 
 def _evaluated(
@@ -101,8 +101,8 @@ def _evaluated(
     most = 0
     for level in levels(section):
         first = level.turn == 1 and level.stage.start == 0
-        nodes, own = (1, answers) if first else (answers, 1)
-        chains = level._replace(nodes=nodes, own=own)
+        nodes, completions = (1, answers) if first else (answers, 1)
+        chains = level._replace(nodes=nodes, completions=completions)
         most = max(most, _slots(chains, shares_base, limits_N, prompt, tasks))
     return most
 

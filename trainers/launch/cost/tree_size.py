@@ -1,4 +1,4 @@
-"""How much a training step grows and a run makes, from its section alone."""
+"""The size of a training step's trees and of a run, from its section alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Growth:
 
 
 class Level(NamedTuple):
-    """What is sampled at once of one task's tree."""
+    """A level of one task's tree: what is sampled together."""
 
     turn: int
     stage: range  # the agents that act
     nodes: int
-    own: int  # completions of an agent at a node
+    completions: int  # completions of an agent at a node
     joint: int  # joint actions of all nodes
 
 
@@ -55,7 +55,7 @@ def growth(section: CommonConfig) -> Growth:
             nodes=total.nodes + level.nodes,
             joint_actions=total.joint_actions
             + level.joint * (level.stage.stop == section.num_agents),
-            completions=total.completions + level.nodes * level.own * len(level.stage),
+            completions=total.completions + level.nodes * level.completions * len(level.stage),
             widest=max(total.widest, level.nodes),
             turns=total.turns + level.nodes * (level.stage.start == 0),
         )
@@ -68,9 +68,9 @@ def levels(section: CommonConfig) -> Iterator[Level]:
     for turn in range(1, section.num_turns + 1):
         nodes = starts
         for stage in shape.stages:
-            own = shape.generations(stage.start, turn)
-            joint = nodes * shape.joint_actions(len(stage), own)
-            yield Level(turn, stage, nodes, own, joint)
+            completions = shape.generations(stage.start, turn)
+            joint = nodes * shape.joint_actions(len(stage), completions)
+            yield Level(turn, stage, nodes, completions, joint)
             nodes = joint
         starts = min(nodes, starts * section.handoff_width) if section.handoff else nodes
 
@@ -87,5 +87,5 @@ def training_steps(
         ends.append(schedule.steps)
     elif section.num_train_epochs is not None and tasks is not None:
         ends.append(section.num_train_epochs * math.ceil(tasks / section.batch_size))
-    known = [end for end in ends if end is not None]
-    return min(known) if known else None
+    limits = [end for end in ends if end is not None]
+    return min(limits) if limits else None

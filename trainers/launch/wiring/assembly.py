@@ -84,7 +84,7 @@ def assemble(
     config, section, run_dir = start.config, start.config.section, start.run_dir
     team, generator, sampler = build_agents(start)
     sampled = sampling(config, work.roles)
-    work = work.read_by([team.of(i).encoder for i in range(section.num_agents)])
+    work = work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
     reading = (work, config.dataset, sampler.encode, sampler.max_length, sampled)
     train = fitting(train, *reading)
     held_out = fitting(held_out, *reading) if held_out else []

@@ -118,10 +118,10 @@ def _snapshot(name: str, kind: str) -> Path | None:
         return None
 
 
-def _check_builtin(key: str, name: str, known: Mapping[str, object]) -> None:
+def _check_builtin(key: str, name: str, builtins: Mapping[str, object]) -> None:
     """Raise UserError for a name with a colon that is not a builtin one."""
-    if ":" in name and name not in known and not Path(name).exists():
-        hint = near(name, known, "the builtin are {}")
+    if ":" in name and name not in builtins and not Path(name).exists():
+        hint = near(name, builtins, "the builtin are {}")
         raise UserError(f"{key}: '{name}' does not exist; {hint}")
 
 

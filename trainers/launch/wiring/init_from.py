@@ -77,11 +77,13 @@ def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
 
 
 def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
-    """Raise UserError where ``lora.target_modules`` names what no model at hand has."""
-    given = lora.target_modules
-    if not lora.enabled or given == "all-linear":
+    """Raise UserError where ``lora.target_modules`` names layers that no available model has."""
+    modules = lora.target_modules
+    if not lora.enabled or modules == "all-linear":
         return
-    wanted: list[str | list[str]] = [given] if isinstance(given, str) else [[w] for w in given]
+    wanted: list[str | list[str]] = (
+        [modules] if isinstance(modules, str) else [[w] for w in modules]
+    )
     for name in models:
         size = model_size(name)
         if size.linear is None:
@@ -89,7 +91,7 @@ def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
         for each in wanted:
             if other := sorted(layer for layer in size.nonlinear if is_target(layer, each)):
                 raise UserError(
-                    f"lora.target_modules: {given!r} names '{other[0]}' of '{name}', which is no "
+                    f"lora.target_modules: {modules!r} names '{other[0]}' of '{name}', which is no "
                     "linear layer and gets no trained adapter; leave it out"
                 )
             if not any(is_target(layer, each) for layer in size.layers):
@@ -217,7 +219,7 @@ def _adapter(folder: Path, name: str, models: Sequence[str]) -> tuple[int, float
 
 
 def _may_be_transposed(model: str) -> bool:
-    """Return whether a model stores its layers' weights transposed, or is not at hand."""
+    """Return whether a model stores its layers' weights transposed, or is not available locally."""
     folder = hub.model_folder(model)
     if folder is None or not (folder / "config.json").is_file():
         return True

@@ -15,18 +15,18 @@ def check_devices(devices: Sequence[str], shares_base: bool) -> None:
 
     from comlrl.processes import distributed
 
-    given = list(devices)
+    devices = list(devices)
     if shares_base:
         raise UserError(
-            f"agent_devices: {given} for agents that share one base; give each its own model "
+            f"agent_devices: {devices} for agents that share one base; give each its own model "
             "with `agents`, or set agent_devices=null"
         )
     if distributed.local_world_size() > 1:
         raise UserError(
-            f"agent_devices: {given} with {distributed.local_world_size()} processes on a machine, "
-            "which would all use these; start one process a machine"
+            f"agent_devices: {devices} with {distributed.local_world_size()} processes on a "
+            "machine, which would all use these; start one process a machine"
         )
-    for name in given:
+    for name in devices:
         try:
             device = torch.device(name)
         except RuntimeError:

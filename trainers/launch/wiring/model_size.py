@@ -1,4 +1,4 @@
-"""How large a model is, without loading its weights."""
+"""The size of a model, without loading its weights."""
 
 from __future__ import annotations
 

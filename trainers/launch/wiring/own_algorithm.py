@@ -40,7 +40,7 @@ def keep(folder: Path, algorithm: str, section: type) -> None:
     files.replace(folder / FILE, json.dumps(target, indent=1) + "\n")
 
 
-def known(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
+def all_sections(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
     """Return the sections of all algorithms, and those of the runs in ``folders``, whose modules
     are imported; the first of each name.
 
@@ -66,9 +66,9 @@ def _read(folder: Path) -> dict[str, type[configs.CommonConfig]]:
 
 
 def _section(target: Target) -> type[configs.CommonConfig]:
-    if not _is_section(target.found):
+    if not _is_section(target.obj):
         raise UserError(f"{target} is not a dataclass on CommonConfig; give one")
-    return target.found
+    return target.obj
 
 
 def _is_section(section: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a run works on: domain, prompts, reward and external mode, found and checked once."""
+"""The work of a run: domain, prompts, reward and external mode, imported and checked once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run works on. Every command resolves it once and hands it on."""
+    """The work of a run. Every command resolves it once and passes it on."""
 
     prompts: Prompts  # the domain's, with those of ``prompts`` in their places
     domain_target: Target | None  # whose domain it is, where it is the user's own
@@ -106,7 +106,7 @@ def resolve_work(config: Config) -> Work:
         reward_target = load("reward.target", own_reward, config.folder)
         check_class(reward_target, Reward, ["score"])
         check_methods(reward_target, Reward, OPTIONAL, inherited=True)
-        reward = reward_target.found
+        reward = reward_target.obj
     arguments = _arguments(reward, config.reward.arguments, config.sandbox, section.num_turns)
     if own_reward is None:
         try:
@@ -121,7 +121,7 @@ def resolve_work(config: Config) -> Work:
         _check_facts(mode, reward, own_reward)
     played = None if program is None else program.target
     targets = (domain_target, reward_target, mode.target, played)
-    found = {source.name: source for target in targets if target for source in target.sources}
+    source_of = {source.name: source for target in targets if target for source in target.sources}
     rewards_each = bool(getattr(reward, "by_agent", False))
     own_rewards = rewards_each and config.reward.by_agent == "own"
     if own_rewards and section.one_reward:
@@ -141,7 +141,7 @@ def resolve_work(config: Config) -> Work:
         mode=mode,
         default_mode=default,
         program=program,
-        sources=tuple(found[name] for name in sorted(found)),
+        sources=tuple(source_of[name] for name in sorted(source_of)),
     )
 
 
@@ -180,16 +180,16 @@ def sandbox_workers(workers: int | None) -> int:
     """Return this process's share of the machine's sandbox workers (None: its cores)."""
     from comlrl.processes import distributed
 
-    whole = workers or available_cores()
-    return max(1, whole // distributed.local_world_size())
+    machine_workers = workers or available_cores()
+    return max(1, machine_workers // distributed.local_world_size())
 
 
 def _check_facts(
     mode: external.Mode, reward: Callable[..., Reward], reward_name: str | None
 ) -> None:
     """Raise UserError for a mode that reads what the reward does not report."""
-    wanted, given = mode.facts_read, getattr(reward, "facts", None)
-    if wanted is not None and not (isinstance(given, type) and issubclass(given, wanted)):
+    wanted, facts = mode.facts_read, getattr(reward, "facts", None)
+    if wanted is not None and not (isinstance(facts, type) and issubclass(facts, wanted)):
         raise UserError(
             f"external.mode: '{mode.name}' reads a {wanted.__name__} in Score.facts, and the "
             f"class of reward.target '{reward_name}' does not say that it gives one; give "
@@ -210,7 +210,7 @@ def _domain(name: str, folder: Path) -> tuple[Domain, Target | None]:
     if name in ARENA:
         return ARENA[name], None
     target = _domain_target(name, folder)
-    return CheckedDomain(target.found, target), target
+    return CheckedDomain(target.obj, target), target
 
 
 def _domain_target(name: str, folder: Path) -> Target:
@@ -221,14 +221,14 @@ def _domain_target(name: str, folder: Path) -> Target:
     target = load("domain", name, folder)
     check_methods(target, Domain, NEEDED)
     for member in (*Domain.__annotations__, *METHODS):
-        if not hasattr(target.found, member):
+        if not hasattr(target.obj, member):
             hint = "name comlrl.types.Domain as the base of its class, which has it"
             inherits = hasattr(Domain, member)
             raise UserError(f"{target} has no `{member}`; {hint if inherits else 'add it'}")
-    if isinstance(target.found, type):
+    if isinstance(target.obj, type):
         check_methods(target, Domain, METHODS, inherited=True)
         with target.calling():
-            target = dataclasses.replace(target, found=target.found())
+            target = dataclasses.replace(target, obj=target.obj())
     check_methods(target, Domain, METHODS, inherited=True)
     _check_attributes(target)
     return target
@@ -236,14 +236,14 @@ def _domain_target(name: str, folder: Path) -> Target:
 
 def _check_attributes(target: Target) -> None:
     """Check what a domain has beside its methods."""
-    fields = target.found.fields
+    fields = target.obj.fields
     if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
         raise UserError(f"{target}: its `fields` is {fields!r}; give a tuple of names")
     for name in (REVISION, PREFILL):
-        if not isinstance(text := getattr(target.found, name), str):
+        if not isinstance(text := getattr(target.obj, name), str):
             raise UserError(f"{target}: its `{name}` is {text!r}; give a text")
-    if not callable(target.found.reward):
-        raise UserError(f"{target}: its `reward` is {target.found.reward!r}; give a class")
+    if not callable(target.obj.reward):
+        raise UserError(f"{target}: its `reward` is {target.obj.reward!r}; give a class")
 
 
 def _domain_reward(
@@ -252,20 +252,20 @@ def _domain_reward(
     """Return the class of a domain's reward, and the user's target if it is theirs."""
     if domain_target is None:
         return domain.reward, None
-    cls = domain_target.found.reward
+    cls = domain_target.obj.reward
     if isinstance(cls, type):
         value = f"{domain_target.value}.reward"
-        reward = dataclasses.replace(domain_target, value=value, found=cls)
+        reward = dataclasses.replace(domain_target, value=value, obj=cls)
         check_methods(reward, Reward, ["score"])
         check_methods(reward, Reward, OPTIONAL, inherited=True)
     return cls, domain_target
 
 
 def _arguments(
-    cls: Callable[..., Reward], given: Mapping[str, Any], sandbox: SandboxConfig, num_turns: int
+    cls: Callable[..., Reward], arguments: Mapping[str, Any], sandbox: SandboxConfig, num_turns: int
 ) -> dict[str, Any]:
     offered = {f.name: getattr(sandbox, f.name) for f in dataclasses.fields(sandbox)}
     offered["workers"] = sandbox_workers(sandbox.workers)
-    if "num_turns" not in given:
+    if "num_turns" not in arguments:
         offered["num_turns"] = num_turns
-    return keywords(cls, "reward.arguments", given, offered, "sandbox")
+    return keywords(cls, "reward.arguments", arguments, offered, "sandbox")

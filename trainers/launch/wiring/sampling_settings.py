@@ -1,4 +1,4 @@
-"""How each agent samples: its own limits (``sampling``), else the section's, else agent_model's."""
+"""Sampling settings of each agent: ``sampling``, else the section, else ``agent_model``."""
 
 from __future__ import annotations
 
@@ -30,52 +30,52 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
     )
     if not config.sampling:
         return common
-    own_N = tuple(_own(common, config.sampling.get(role)) for role in roles)
-    if all(own == own_N[0] for own in own_N):
-        return own_N[0]
-    return replace(common, by_agent=own_N)
+    settings_N = tuple(_with_role(common, config.sampling.get(role)) for role in roles)
+    if all(settings == settings_N[0] for settings in settings_N):
+        return settings_N[0]
+    return replace(common, by_agent=settings_N)
 
 
 def longest(section: CommonConfig, by_role: Mapping[str, RoleSampling]) -> int:
     """Return the largest ``max_new_tokens`` of any agent."""
-    given = [settings.max_new_tokens for settings in by_role.values()]
-    named = [limit for limit in given if limit is not None]
+    limits = [settings.max_new_tokens for settings in by_role.values()]
+    named = [limit for limit in limits if limit is not None]
     common = [section.max_new_tokens] if len(named) < section.num_agents else []
     return max(named + common)
 
 
-def _own(common: Sampling, given: RoleSampling | None) -> Sampling:
-    if given is None:
+def _with_role(common: Sampling, section: RoleSampling | None) -> Sampling:
+    if section is None:
         return common
-    own: dict[str, Any] = {key: getattr(given, key) for key in KEYS}
+    values: dict[str, Any] = {key: getattr(section, key) for key in KEYS}
     if common.temperature == 0:
-        del own["temperature"]
-    if own["stop"] is not None:
-        own["stop"] = tuple(own["stop"])
-    return replace(common, **{key: value for key, value in own.items() if value is not None})
+        del values["temperature"]
+    if values["stop"] is not None:
+        values["stop"] = tuple(values["stop"])
+    return replace(common, **{key: value for key, value in values.items() if value is not None})
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
     """Raise UserError for an unknown role, and for limits and stops that cannot work."""
     _check_stops("agent_model.stop", config.agent_model.stop)
-    for role, own in config.sampling.items():
+    for role, section in config.sampling.items():
         key = f"sampling.{role}"
         if role not in roles:
             raise UserError(f"{key}: no agent has this role; {near(role, roles, 'there are {}')}")
-        for problem in out_of_range(key, own):
+        for problem in out_of_range(key, section):
             raise UserError(problem)
-        _check_stops(f"{key}.stop", own.stop or ())
+        _check_stops(f"{key}.stop", section.stop or ())
         room = config.agent_model.max_length
-        if own.max_new_tokens is not None and own.max_new_tokens >= room:
+        if section.max_new_tokens is not None and section.max_new_tokens >= room:
             raise UserError(
-                f"{key}.max_new_tokens: {own.max_new_tokens} leaves no room for a prompt in "
+                f"{key}.max_new_tokens: {section.max_new_tokens} leaves no room for a prompt in "
                 f"agent_model.max_length={room}; give less"
             )
-        apart = [n for n in ("temperature", "top_p", "top_k") if getattr(own, n) is not None]
+        apart = [n for n in ("temperature", "top_p", "top_k") if getattr(section, n) is not None]
         if apart and config.section.one_policy:
             raise UserError(
-                f"{key}.{apart[0]}: {getattr(own, apart[0])} with {config.algorithm}, whose agents "
-                f"act by one policy: it is the same for all of them; give "
+                f"{key}.{apart[0]}: {getattr(section, apart[0])} with {config.algorithm}, whose "
+                f"agents act by one policy: it is the same for all of them; give "
                 f"{config.algorithm}.{apart[0]} (max_new_tokens and stop may differ)"
             )
 

@@ -67,13 +67,13 @@ def fitting(
     """
     if work.program is not None:
         return tasks
-    kept, prompts, agents = [], work.prompts, len(work.roles)
+    fitting_tasks, prompts, agents = [], work.prompts, len(work.roles)
     for task in tasks:
         lengths = [len(encode(i, read)) for i, read in enumerate(prompts.first_N(task, agents))]
         read, written = max(zip(lengths, sampling.limits(agents), strict=True), key=sum)
         room = length - written
         if read <= room:
-            kept.append(task)
+            fitting_tasks.append(task)
             continue
         problem = f"dataset row '{task.task_id}' has a prompt of {read} tokens, with room for "
         problem += f"{room} (context {length}, max_new_tokens {written})"
@@ -83,8 +83,8 @@ def fitting(
                 "set dataset.on_bad_row=skip"
             )
         notice(f"{problem}: skipped")
-    if not kept:
+    if not fitting_tasks:
         raise UserError(
             f"dataset.name: no row of '{data.name}' fits the model's context of {length} tokens"
         )
-    return kept
+    return fitting_tasks

@@ -78,7 +78,7 @@ def check(config: Config, roles: Sequence[str]) -> None:
         return
     drawn, least = sampling(config, roles), config.agent_model.max_length
     for index, joined in enumerate(servers(config, roles)):
-        model, drawn_by = config.model_names[index], drawn.of(index)
+        model, drawn_by = config.model_names[index], drawn.for_agent(index)
         for server in joined.members:
             base, length = server.check()
             if base != model and base in config.model_names:

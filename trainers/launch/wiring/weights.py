@@ -45,7 +45,7 @@ SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Where a team's weights lie: the first of these places that is set."""
+    """The location of a team's weights: the first of these places that is set."""
 
     name: str  # as the user wrote it
     model: Path | None = None  # an ordinary transformers model, for every agent
@@ -101,12 +101,12 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) ->
 
     Raises UserError where there is none, or more than one.
     """
-    found = [name for name in algorithms if name in tree]
-    whole = [name for name in found if set(found) <= set(sections_of(name, algorithms))]
-    if len(whole) == 1:
-        return whole[0]
-    if found:
-        raise UserError(f"--config: '{file}' has sections {', '.join(found)}; keep one of them")
+    sections = [name for name in algorithms if name in tree]
+    fitting = [name for name in sections if set(sections) <= set(sections_of(name, algorithms))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if sections:
+        raise UserError(f"--config: '{file}' has sections {', '.join(sections)}; keep one of them")
     raise UserError(
         f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)} (for "
         "your own algorithm, give the config.yaml of its run)"
@@ -136,8 +136,10 @@ def settings(
     facts.pop(HETEROGENEOUS)
     if not algorithms[algorithm].may_share_policy:
         facts.pop("shared_policy", None)
-    own = ("num_agents", "shared_policy", "latents", *SIZES.values())
-    return [Setting(f"{algorithm}.{k}" if k in own else k, v, source) for k, v in facts.items()]
+    section_keys = ("num_agents", "shared_policy", "latents", *SIZES.values())
+    return [
+        Setting(f"{algorithm}.{k}" if k in section_keys else k, v, source) for k, v in facts.items()
+    ]
 
 
 def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
@@ -152,7 +154,7 @@ def load_run(folder: Path) -> Config:
 
     Raises UserError where it is damaged.
     """
-    return read_config(folder / CONFIG, own_algorithm.known(folder)).build()
+    return read_config(folder / CONFIG, own_algorithm.all_sections(folder)).build()
 
 
 def read_config(file: Path, algorithms: Algorithms) -> Loader:
@@ -196,7 +198,11 @@ def of_folder(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return facts | {"lora.enabled": False}
     adapter = adapter_settings(file)
-    return facts | {"lora.enabled": True} | {key: adapter[own] for key, own in LORA.items()}
+    return (
+        facts
+        | {"lora.enabled": True}
+        | {key: adapter[adapter_key] for key, adapter_key in LORA.items()}
+    )
 
 
 def adapter_settings(file: Path) -> dict[str, Any]:
@@ -229,10 +235,10 @@ def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
     if trained.model or trained.final_model or trained.checkpoint:
         return trained
     assert trained.run_dir is not None
-    found = checkpoint.newest(trained.run_dir)
-    if found is None:
+    checkpoint_folder = checkpoint.newest(trained.run_dir)
+    if checkpoint_folder is None:
         raise UserError(f"{option}: '{trained.name}' has no checkpoint that is whole")
-    return replace(trained, checkpoint=found)
+    return replace(trained, checkpoint=checkpoint_folder)
 
 
 def read_weights(

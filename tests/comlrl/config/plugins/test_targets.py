@@ -57,7 +57,7 @@ def test_a_module_beside_the_file_and_the_siblings_that_it_imports(write):
         other="raise SystemExit('nobody imports me')",
     )
     target = load("reward.target", "mine:R", folder)
-    assert target.found().n() == 5
+    assert target.obj().n() == 5
     names = ["mine.py", "pack/beside.py", "pack/inner.py", "words.py"]
     assert [source.name for source in target.sources] == names
     assert all(source.beside for source in target.sources)
@@ -67,7 +67,7 @@ def test_a_module_beside_the_file_and_the_siblings_that_it_imports(write):
 def test_two_folders_with_modules_of_one_name(write):
     write("a", mine="import words\nV = words.V", words="V = 1")
     write("b", mine="import words\nV = words.V", words="V = 2")
-    found = [load("domain", "mine:V", write(name)).found for name in ("a", "b", "a")]
+    found = [load("domain", "mine:V", write(name)).obj for name in ("a", "b", "a")]
     assert found == [1, 2, 1]
 
 
@@ -77,22 +77,22 @@ def test_a_process_keeps_what_it_first_read(write):
     write(mine="class A: x = 2\nclass B: pass")
     again = load("reward.target", "mine:B", folder)  # one module for both
     assert again.sources == first.sources
-    assert load("domain", "mine:A", folder).found is first.found
+    assert load("domain", "mine:A", folder).obj is first.obj
 
 
 def test_beside_the_file_comes_before_the_python_path(write, monkeypatch):
     monkeypatch.syspath_prepend(str(write("path", mine="V = 'path'", only="V = 'path'")))
     folder = write("a", mine="V = 'beside'")
-    assert load("domain", "mine:V", folder).found == "beside"
+    assert load("domain", "mine:V", folder).obj == "beside"
     target = load("domain", "only:V", folder)
-    assert target.found == "path" and not target.sources[0].beside
+    assert target.obj == "path" and not target.sources[0].beside
     assert target.sources[0].name == "only.py"
     del sys.modules["only"]
 
 
 def test_a_sibling_never_takes_a_name_of_pythons_or_of_this_project(write):
     folder = write(mine="import json\nV = json.dumps(1)", json="", comlrl="")
-    assert load("domain", "mine:V", folder).found == "1"
+    assert load("domain", "mine:V", folder).obj == "1"
     assert "`json`; rename that in HERE" in refusal("json:V", folder)
     write(other="import this", this="")  # of Python, and not imported by now
     assert "`this`; rename that in HERE" in refusal("other:V", folder)
@@ -105,7 +105,7 @@ def test_classes_can_be_pickled_by_name(write):
     import pickle
 
     folder = write(mine="class Facts:\n    def __init__(self): self.n = 4")
-    facts = load("domain", "mine:Facts", folder).found()
+    facts = load("domain", "mine:Facts", folder).obj()
     assert pickle.loads(pickle.dumps(facts)).n == 4
 
 
@@ -144,7 +144,7 @@ def test_an_import_that_failed_works_once_it_is_mended(write):
     folder = write(mine="import words", words="1 / 0")
     refusal("mine:V", folder)
     write(words="V = 1", mine="from words import V")
-    assert load("domain", "mine:V", folder).found == 1
+    assert load("domain", "mine:V", folder).obj == 1
 
 
 # ------------------------------------------------------------------------------------- methods
@@ -189,7 +189,7 @@ def test_what_the_users_code_raises_is_reported_with_its_place(write):
     folder = write(mine="import json\ndef f(x):\n    return json.loads(x)\n")
     target = load("domain", "mine:f", folder)
     with pytest.raises(TargetError) as raised, target.calling():
-        target.found("{")
+        target.obj("{")
     assert re.fullmatch(
         rf"domain: 'mine:f' raised JSONDecodeError: Expecting .* \({folder}/mine.py:3\)",
         str(raised.value),

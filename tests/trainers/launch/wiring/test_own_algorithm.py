@@ -99,7 +99,7 @@ def test_facts_of_the_section_that_are_no_keys_are_kept(tmp_path):
 def test_runs_of_shipped_algorithms_keep_nothing_more(tmp_path):
     own_algorithm.keep(tmp_path, "ppo", configs.PPOConfig)
     assert list(tmp_path.iterdir()) == []
-    assert own_algorithm.known(tmp_path, None) == configs.SECTIONS
+    assert own_algorithm.all_sections(tmp_path, None) == configs.SECTIONS
 
 
 SCRIPT = """

@@ -30,7 +30,7 @@ QUICKSTART = CONFIGS / "magrpo_quickstart.yaml"
 def test_what_a_role_does_not_say_is_the_section_s():
     drawn = sampling(config(**APART, top_p=0.9, temperature=1.2, sampling__main__top_k=8), ROLES)
     assert drawn.by_agent == (Sampling(0.7, 5, 0.9), Sampling(1.2, 16, 0.9, 8))
-    assert drawn.of(1) == drawn.by_agent[1] and drawn.longest == 16
+    assert drawn.for_agent(1) == drawn.by_agent[1] and drawn.longest == 16
     alike = {f"sampling__{role}__max_new_tokens": 5 for role in ("aux", "main")}
     assert sampling(config(**alike), ROLES) == Sampling(1.0, 5)
     assert sampling(config(), ROLES) == Sampling(1.0, 16)  # nothing of it where nobody is named

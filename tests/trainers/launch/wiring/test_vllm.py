@@ -112,7 +112,7 @@ def test_a_step_s_trees_are_those_of_the_policy_before_the_update_before_it(
         assert [tree.greedy_SN for tree in trees] == [tree.greedy_SN for tree in wanted]
         assert list(map(written, trees)) == list(map(written, wanted))
         ratios = [
-            (c.importance, ratio(team, i, turn.prompt_ids, c, sampling.of(i).temperature))
+            (c.importance, ratio(team, i, turn.prompt_ids, c, sampling.for_agent(i).temperature))
             for tree in trees
             for node in tree.nodes
             for i, turn in zip(node.acting, node.agents_N, strict=True)
