@@ -195,7 +195,7 @@ def python(words: list[str], request: pytest.FixtureRequest) -> None:
     elif name == "arena.py":
         from comlrl.trainers.launch.commands import arena
 
-        arena.asked(arena.parse(arguments))
+        arena.plan(arena.parse(arguments))
     elif name == "comlrl.trainers.launch" and arguments[0] == "report":
         from comlrl.trainers.launch.commands import report
 

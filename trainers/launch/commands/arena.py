@@ -6,15 +6,14 @@ A cell is an ordinary training run. The same command, given again, runs the cell
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import contextlib
 import hashlib
 import json
 import math
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,13 +35,7 @@ from comlrl.run_files import SUMMARY
 from comlrl.trainers.launch.checks.shipped import LAUNCH
 from comlrl.trainers.launch.commands import arena_cells
 from comlrl.trainers.launch.commands.arena_cells import ALGORITHMS, TASKS, Algorithm
-from comlrl.trainers.launch.commands.child_runs import (
-    INTERRUPTED,
-    ChildRuns,
-    environment,
-    last_error,
-    last_line,
-)
+from comlrl.trainers.launch.commands.child_runs import ChildRun, last_error, run_all
 from comlrl.trainers.launch.commands.command_line import (
     Parser,
     parse_arguments,
@@ -65,40 +58,14 @@ class Cell:
     algorithm: str
     task: str
     seed: int
-    out: Path
     tree: Mapping[str, Any]  # its configuration
-    script: Path | None  # that trains, where it is a user's own
+    text: str  # as its file holds it
+    config: Path
+    run: Path
 
     @property
     def name(self) -> str:
-        return f"{self.algorithm}_{self.task}_{self.seed}"
-
-    @property
-    def config(self) -> Path:
-        return self.out / "cells" / f"{self.name}.yaml"
-
-    @property
-    def log(self) -> Path:
-        return self.out / "cells" / f"{self.name}.log"
-
-    @property
-    def run(self) -> Path:
-        return self.out / "runs" / self.name
-
-    @property
-    def finished(self) -> bool:
-        return (self.run / SUMMARY).is_file()
-
-    @property
-    def text(self) -> str:
-        """Return the configuration, with a digest of the user's script, if any: another version
-        is another cell."""
-        text = yaml.safe_dump(dict(self.tree), sort_keys=False)
-        if self.script is None:
-            return text
-        return (
-            f"# {self.script.name} {hashlib.sha256(self.script.read_bytes()).hexdigest()}\n{text}"
-        )
+        return self.run.name
 
 
 @dataclass(kw_only=True)
@@ -113,17 +80,21 @@ class Arena:
     jobs: int
 
     def cell(self, algorithm: str, task: str, seed: int) -> Cell:
-        run = self.out / "runs" / f"{algorithm}_{task}_{seed}"
-        tree = arena_cells.configuration(
-            self.algorithms[algorithm], TASKS[task], seed, self.joint_actions, run
-        )
+        row, name = self.algorithms[algorithm], f"{algorithm}_{task}_{seed}"
+        run = self.out / "runs" / name
+        tree = arena_cells.configuration(row, TASKS[task], seed, self.joint_actions, run)
+        text = yaml.safe_dump(tree, sort_keys=False)
+        if row.script is not None:  # another version of the script is another cell
+            digest = hashlib.sha256(row.script.read_bytes()).hexdigest()
+            text = f"# {row.script.name} {digest}\n{text}"
         return Cell(
             algorithm=algorithm,
             task=task,
             seed=seed,
-            out=self.out,
             tree=tree,
-            script=self.algorithms[algorithm].script,
+            text=text,
+            config=self.out / "cells" / f"{name}.yaml",
+            run=run,
         )
 
 
@@ -131,14 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     tolerant_terminal()
     try:
-        arena = asked(parse(argv))
+        arena = plan(parse(argv))
         checks = {
             (name, task): check(arena, name, task)
             for name in arena.algorithms
             for task in arena.tasks
         }
-        reasons = {key: found for key, found in checks.items() if isinstance(found, str)}
-        bounds = {key: found for key, found in checks.items() if not isinstance(found, str)}
+        reasons = {key: reason for key, reason in checks.items() if isinstance(reason, str)}
+        bounds = {key: ends for key, ends in checks.items() if not isinstance(ends, str)}
         if not bounds:
             raise UserError(next(iter(reasons.values())))
         cells = [arena.cell(*key, seed) for seed in arena.seeds for key in bounds]
@@ -150,9 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
     except UserError as error:
         return report(error)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        failed = Runner(arena).run(cells)
+        failed = run(arena, cells)
         outcomes = [outcome(arena, cell, bounds, failed.get(cell.name)) for cell in cells]
         outcomes = with_cross_play(arena, outcomes, bounds)
     except KeyboardInterrupt:
@@ -168,7 +138,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("arena", description="Run the arena's scorecard.")
     add = parser.add_argument
-    add("--algorithms", metavar="A,B", help=f"default: all ({', '.join(ALGORITHMS)})")
+    add(
+        "--algorithms", metavar="A,B",
+        help=f"default: all ({', '.join(ALGORITHMS)}); NAME=FILE: your own train script",
+    )  # fmt: skip
     add("--tasks", metavar="A,B", help=f"default: all ({', '.join(TASKS)})")
     add("--seeds", type=int, default=3, metavar="N", help="1 to N")
     add(
@@ -177,33 +150,31 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add("--out", default="outputs/arena", metavar="DIR", help="default: outputs/arena")
     add("--jobs", type=int, metavar="N", help="cells at the same time; default: the cores")
-    add("--check", metavar="FILE", help="your own train script, as a further algorithm")
+    add("--check", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def asked(given: argparse.Namespace) -> Arena:
+def plan(arguments: argparse.Namespace) -> Arena:
     """Raise UserError for unknown names and for numbers out of range."""
-    names = arena_cells.chosen("--algorithms", given.algorithms, ALGORITHMS)
-    algorithms = {name: ALGORITHMS[name] for name in names}
-    if given.check is not None:
-        name, own = arena_cells.own_algorithm(Path(given.check))
-        algorithms = {name: own} | (algorithms if given.algorithms is not None else {})
+    if arguments.check is not None:
+        raise UserError(
+            "--check: is now --algorithms NAME=FILE, by the name that FILE gives to main"
+        )
     step = arena_cells.BATCH * arena_cells.TREE
-    if given.joint_actions < step:
-        raise UserError(f"--joint-actions: {given.joint_actions}; give at least {step}, one step's")
+    if arguments.joint_actions < step:
+        raise UserError(
+            f"--joint-actions: {arguments.joint_actions}; give at least {step}, one step's"
+        )
     for option in ("seeds", "jobs"):
-        if (number := getattr(given, option)) is not None and number < 1:
+        if (number := getattr(arguments, option)) is not None and number < 1:
             raise UserError(f"--{option}: {number}; give at least 1")
-    jobs = given.jobs or available_cores()
-    tasks = arena_cells.chosen("--tasks", given.tasks, TASKS)
-    seeds = range(1, given.seeds + 1)
     return Arena(
-        algorithms=algorithms,
-        tasks=tasks,
-        seeds=seeds,
-        joint_actions=given.joint_actions,
-        out=Path(given.out).resolve(),
-        jobs=jobs,
+        algorithms=arena_cells.chosen_algorithms(arguments.algorithms),
+        tasks=arena_cells.chosen("--tasks", arguments.tasks, TASKS),
+        seeds=range(1, arguments.seeds + 1),
+        joint_actions=arguments.joint_actions,
+        out=Path(arguments.out).resolve(),
+        jobs=arguments.jobs or available_cores(),
     )
 
 
@@ -221,7 +192,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
             line = [sys.executable, str(algorithm.script), "--config", str(file), "--dry-run"]
             done = subprocess.run(line, capture_output=True, text=True, cwd=folder)
             if done.returncode:
-                return last_error(done.stderr or f"exit code {done.returncode}")
+                return last_error(done.stderr).removeprefix("error: ")
             trained_by = "magrpo"  # has the keys that the task's bounds depend on
             tree[trained_by] = tree.pop(algorithm.trained_by)
         file.write_text(yaml.safe_dump(tree), encoding="utf-8")
@@ -245,55 +216,45 @@ def _bounds(config: Config, work: Work) -> Bounds:
     assert isinstance(game, Game)
     lines = DATASETS[config.dataset.name]["eval"].read_text(encoding="utf-8").splitlines()
     tasks = [game.task(str(i), json.loads(line)) for i, line in enumerate(lines)]
-    found = [game.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks]
-    return Bounds(*(sum(ends) / len(found) for ends in zip(*found, strict=True)))
+    bounds = [game.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks]
+    return Bounds(*(sum(ends) / len(bounds) for ends in zip(*bounds, strict=True)))
 
 
-class Runner:
-    """Runs cells as processes, several at a time."""
+def run(arena: Arena, cells: Sequence[Cell]) -> dict[str, str]:
+    """Run every unfinished cell and return those that failed, by name, with the reason."""
+    left = [cell for cell in cells if not (cell.run / SUMMARY).is_file()]
+    print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", file=sys.stderr)
+    failed = {}
+    with contextlib.closing(run_all(child_runs(arena, left), arena.jobs)) as ended:
+        for done, (child, error, _) in enumerate(ended, 1):
+            if error:
+                failed[str(child.key)] = error
+            print(f"{done}/{len(left)} {child.key} {error or ''}", file=sys.stderr, flush=True)
+    return failed
 
-    def __init__(self, arena: Arena) -> None:
-        self.arena, self._children = arena, ChildRuns(arena.jobs)
 
-    def run(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Run every unfinished cell and return those that failed, by name, with the reason."""
-        left = [cell for cell in cells if not cell.finished]
-        print(f"{len(cells)} cells, {len(cells) - len(left)} finished before", file=sys.stderr)
-        failed: dict[str, str] = {}
-        with concurrent.futures.ThreadPoolExecutor(self.arena.jobs) as pool:
-            running = {pool.submit(self._run, cell): cell for cell in left}
-            try:
-                for done, future in enumerate(concurrent.futures.as_completed(running), 1):
-                    cell, code = running[future], future.result()
-                    if code in INTERRUPTED:
-                        raise KeyboardInterrupt  # it was stopped, and so are we
-                    if code:
-                        failed[cell.name] = f"exit code {code}: {last_line(cell.log)}"
-                    reason = failed.get(cell.name, "")
-                    print(f"{done}/{len(left)} {cell.name} {reason}", file=sys.stderr, flush=True)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._children.end()
-        return failed
-
-    def _run(self, cell: Cell) -> int:
-        algorithm = self.arena.algorithms[cell.algorithm]
+def child_runs(arena: Arena, cells: Sequence[Cell]) -> Iterator[ChildRun]:
+    """Yield each cell's run, its configuration written."""
+    for cell in cells:
+        algorithm = arena.algorithms[cell.algorithm]
         cell.config.parent.mkdir(parents=True, exist_ok=True)
         files.replace(cell.config, cell.text)
         line = [sys.executable, "-m", LAUNCH, "train", algorithm.trained_by]
         if algorithm.script is not None:
             line = [sys.executable, str(algorithm.script)]
-        cell.log.unlink(missing_ok=True)
-        return self._children.run([*line, "--config", str(cell.config)], cell.log)
+        log = cell.config.with_suffix(".log")
+        log.unlink(missing_ok=True)
+        line += ["--config", str(cell.config)]
+        yield ChildRun(key=cell.name, line=line, log=log, result=cell.run / SUMMARY)
 
 
 def outcome(
     arena: Arena, cell: Cell, bounds: Mapping[tuple[str, str], Bounds], reason: str | None
 ) -> Outcome:
     """Read a cell's score from its summary."""
-    found = Outcome(cell.algorithm, cell.task, cell.seed, reason=reason)
+    scored = Outcome(cell.algorithm, cell.task, cell.seed, reason=reason)
     if reason is not None:
-        return found
+        return scored
     summary = json.loads((cell.run / SUMMARY).read_text(encoding="utf-8"))
     section = cell.tree[arena.algorithms[cell.algorithm].trained_by]
     metrics, turns = summary["eval_end"], section["num_turns"]
@@ -301,7 +262,7 @@ def outcome(
     episodes = TASKS[cell.task].episodes * section["eval_answers"]
     value = episode_value(metrics, turns)
     return replace(
-        found,
+        scored,
         value=value,
         floor=ends.floor,
         optimum=ends.optimum,
@@ -315,44 +276,49 @@ def outcome(
 def with_cross_play(
     arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
 ) -> list[Outcome]:
-    """Replace a task's value by that of play with other seeds' agents."""
-    found = []
-    for one in outcomes:
-        if one.reason is None and TASKS[one.task].cross_play:
-            same = [o for o in outcomes if (o.algorithm, o.task) == (one.algorithm, one.task)]
-            seeds = [o.seed for o in same if o.reason is None]
-            one = replace(one, value=None, score=None, noise=None)  # those of play with itself
-            if len(seeds) < 2:
-                one = replace(one, reason="no other seed to play with")
+    """Replace the value of a task that is scored by cross-play by that of play with other seeds'
+    agents."""
+    seeds: dict[Any, list[int]] = {}
+    for each in outcomes:
+        if each.reason is None and TASKS[each.task].cross_play:
+            seeds.setdefault((each.algorithm, each.task), []).append(each.seed)
+    played: dict[Any, dict[int, float] | str] = {
+        key: "no other seed to play with" for key, of_key in seeds.items() if len(of_key) < 2
+    }
+    runs = (cross_play_run(arena, key, seeds[key]) for key in seeds if key not in played)
+    with contextlib.closing(run_all(list(runs), arena.jobs)) as ended:
+        for child, error, _ in ended:
+            if error:
+                played[child.key] = f"cross-play: {error}"
             else:
-                played = _strangers(arena, one.algorithm, one.task, tuple(seeds))
-                if isinstance(played, str):
-                    one = replace(one, reason=played)
-                else:
-                    score = bounds[one.algorithm, one.task].score(played[one.seed])
-                    one = replace(one, value=played[one.seed], score=score)
-        found.append(one)
-    return found
+                result = json.loads(child.result.read_text(encoding="utf-8"))
+                values = cross_play_values(result["matrices"]["reward_mean"])
+                played[child.key] = dict(zip(seeds[child.key], values, strict=True))
+    return [
+        _replayed(each, played[key], bounds[key])
+        if each.reason is None and (key := (each.algorithm, each.task)) in played
+        else each
+        for each in outcomes
+    ]
 
 
-def _strangers(
-    arena: Arena, algorithm: str, task: str, seeds: tuple[int, ...]
-) -> dict[int, float] | str:
-    """Map each seed to its mean value in cross-play, read from the result of ``evaluate.py
-    --cross-play``; or return why there is none."""
-    name = f"{algorithm}_{task}_{'_'.join(map(str, seeds))}"
+def cross_play_run(arena: Arena, key: tuple[str, str], seeds: Sequence[int]) -> ChildRun:
+    """Return the evaluation of these seeds' teams with each other."""
+    name = "_".join([*key, *map(str, seeds)])
     file = arena.out / "cross_play" / f"{name}.json"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        runs = [str(arena.cell(algorithm, task, seed).run) for seed in seeds]
-        answers = max(1, arena_cells.EPISODES // TASKS[task].episodes)
-        line = [sys.executable, "-m", LAUNCH, "evaluate", "--cross-play", *runs]
-        line += ["--samples", str(answers), "--out", str(file)]
-        done = subprocess.run(line, env=environment(1), capture_output=True, text=True)
-        if done.returncode:
-            return f"cross-play: {last_error(done.stderr)}"
-    matrix = json.loads(file.read_text(encoding="utf-8"))["matrices"]["reward_mean"]
-    return dict(zip(seeds, cross_play_values(matrix), strict=True))
+    runs = [str(arena.cell(*key, seed).run) for seed in seeds]
+    answers = max(1, arena_cells.EPISODES // TASKS[key[1]].episodes)
+    line = [sys.executable, "-m", LAUNCH, "evaluate", "--cross-play", *runs]
+    line += ["--samples", str(answers), "--out", str(file)]
+    return ChildRun(key=key, line=line, log=file.with_suffix(".log"), result=file)
+
+
+def _replayed(outcome: Outcome, played: dict[int, float] | str, ends: Bounds) -> Outcome:
+    """Return an outcome with what cross-play came to; noise is that of play with itself."""
+    if isinstance(played, str):
+        return replace(outcome, value=None, score=None, noise=None, reason=played)
+    value = played[outcome.seed]
+    return replace(outcome, value=value, score=ends.score(value), noise=None)
 
 
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
@@ -361,26 +327,26 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     from comlrl.loggers.report.heat_map import write_heat_map
     from comlrl.loggers.score_tables import score_shades, score_table
 
-    found, names = entries(outcomes), list(arena.algorithms)
+    table_entries, names = entries(outcomes), list(arena.algorithms)
     result = {
         "joint_actions": arena.joint_actions,
         "seeds": list(arena.seeds),
         "table": [
             {"algorithm": name, "task": task, **asdict(entry)}
-            for (name, task), entry in found.items()
+            for (name, task), entry in table_entries.items()
         ],
-        "cells": [asdict(one) for one in outcomes],
+        "cells": list(map(asdict, outcomes)),
     }
     arena.out.mkdir(parents=True, exist_ok=True)
     files.replace(arena.out / "arena.json", json.dumps(result, indent=1) + "\n")
-    table = score_table(found, names, arena.tasks)
+    table = score_table(table_entries, names, arena.tasks)
     files.replace(arena.out / "arena.md", table)
-    scores = [[found[name, task].mean for task in arena.tasks] for name in names]
+    scores = [[table_entries[name, task].mean for task in arena.tasks] for name in names]
     means = [[math.nan if mean is None else mean for mean in row] for row in scores]
     title = "Score: 0 is the floor, 1 the optimum"
     write_heat_map(arena.out / "arena.png", names, arena.tasks, means, title, scale=(0.0, 1.0))
-    print(f"\n{table}\n{score_shades(found, names, arena.tasks)}")
-    for (name, task), entry in found.items():
+    print(f"\n{table}\n{score_shades(table_entries, names, arena.tasks)}")
+    for (name, task), entry in table_entries.items():
         for reason in entry.reasons:
             print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
     print_written(f"{arena.out}/arena.json, arena.md, arena.png")

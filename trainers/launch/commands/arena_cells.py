@@ -9,7 +9,6 @@ whatever its number of states.
 
 from __future__ import annotations
 
-import ast
 import copy
 import math
 from collections.abc import Mapping
@@ -105,31 +104,33 @@ TASKS: dict[str, ArenaTask] = {
 }  # fmt: skip
 
 
-def chosen(option: str, given: str | None, known: Mapping[str, Any]) -> list[str]:
+def chosen(option: str, text: str | None, rows: Mapping[str, Any]) -> list[str]:
     """Split names at commas; None: all. Raise UserError for an unknown name."""
-    names = list(known) if given is None else [name.strip() for name in given.split(",")]
+    names = list(rows) if text is None else [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in known:
-            raise UserError(f"{option}: '{name}'; {near(name, known, 'there are {}')}")
+        if name not in rows:
+            raise UserError(f"{option}: '{name}'; {near(name, rows, 'there are {}')}")
     return list(dict.fromkeys(names))
 
 
-def own_algorithm(script: Path) -> tuple[str, Algorithm]:
-    """Read a train script in the form of docs/tutorial/algorithm.md, and return it by the name
-    that it gives to ``main``. Raise UserError for any other file."""
-    try:
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"--check: '{script}' cannot be read: {error}") from None
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name("main"), args=[ast.Constant(str(name)), *_]):
-                if name not in SECTIONS:
-                    return name, Algorithm(name, script=script.resolve())
-    raise UserError(
-        f"--check: '{script}' has no main(\"NAME\", …) with the name of your own algorithm; "
-        "write it as docs/tutorial/algorithm.md does"
-    )
+def chosen_algorithms(text: str | None) -> dict[str, Algorithm]:
+    """Return the algorithms of ``--algorithms``: names, and ``NAME=FILE`` for a user's train
+    script. Raise UserError for an unknown name and a script that is not there."""
+    rows = dict(ALGORITHMS)
+    for item in map(str.strip, (text or "").split(",")):
+        name, equals, script = item.partition("=")
+        if not equals:
+            continue
+        if name in SECTIONS or name in ALGORITHMS or not name.isidentifier():
+            raise UserError(
+                f"--algorithms: '{item}'; give the name that your script passes to main, which "
+                "must differ from those that ship"
+            )
+        if not Path(script).is_file():
+            raise UserError(f"--algorithms: '{script}' does not exist; give a train script")
+        rows[item] = Algorithm(name, script=Path(script).resolve())
+    names = chosen("--algorithms", text, rows)
+    return {name.partition("=")[0]: rows[name] for name in names}
 
 
 def configuration(
@@ -143,16 +144,19 @@ def configuration(
         "eval_interval": joint_actions, "eval_num_samples": None,
         "eval_answers": max(1, EPISODES // task.episodes), **task.keys, **algorithm.keys,
     }  # fmt: skip
-    known = SECTIONS.get(algorithm.trained_by, CommonConfig)
-    if "preference_num_candidates" in keys_of(known):
+    section_class = SECTIONS.get(algorithm.trained_by, CommonConfig)
+    if "preference_num_candidates" in keys_of(section_class):
         rounds = math.ceil(joint_actions / (ROUND * CANDIDATES * algorithm.stages))
         section |= {"num_iterations": rounds, "num_train_epochs": 1}
     else:
-        generations, tree_size = _generations(known, section, TREE)
+        generations, tree_size = _generations(section_class, section, TREE)
         section |= {"num_generations": generations, "max_env_steps": joint_actions}
         section["max_steps"] = math.ceil(joint_actions / (BATCH * tree_size.joint_actions))
         if "ppo_epochs" in section:
-            section["train_batch_size"] = math.ceil(BATCH * _states(section, tree_size) / PARTS)
+            # States as train_batch_size counts them: in order, one for each joint action.
+            ordered = section.get("turn_order") == "sequential"
+            states = tree_size.joint_actions if ordered else tree_size.nodes
+            section["train_batch_size"] = math.ceil(BATCH * states / PARTS)
     tree: dict[str, Any] = {
         "seed": seed,
         "domain": task.game,
@@ -174,20 +178,14 @@ def configuration(
 
 
 def _generations(
-    known: type[CommonConfig], section: Mapping[str, Any], most: int
+    section_class: type[CommonConfig], section: Mapping[str, Any], most: int
 ) -> tuple[int, Growth]:
     """Find the most completions whose tree scores at most ``most`` joint actions; return that
     number and the tree."""
     names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
     keys = {name: section[name] for name in names if name in section}
-    shape = replace(known(), **keys)
+    shape = replace(section_class(), **keys)
     sizes = {count: growth(replace(shape, num_generations=count)) for count in range(2, most + 1)}
     # Two completions are the least that can be compared.
     best = max((n for n, size in sizes.items() if size.joint_actions <= most), default=2)
     return best, sizes[best]
-
-
-def _states(section: Mapping[str, Any], tree: Growth) -> int:
-    """Count a task tree's states as ``train_batch_size`` does; in order, there is one for each
-    joint action."""
-    return tree.joint_actions if section.get("turn_order") == "sequential" else tree.nodes

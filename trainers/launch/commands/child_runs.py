@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from comlrl.processes.cores import available_cores
 
 INTERRUPTED = (130, 143, -2, -15)  # exit codes of a process that a signal ended
+POLL_SECONDS = 0.1
+_LIBC = ctypes.CDLL(None)  # loaded before a fork
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildRun:
+    """One process: a training run or an evaluation."""
+
+    key: Any  # by which the caller recognizes it
+    line: Sequence[str]
+    log: Path  # its output is appended here
+    result: Path  # where this file is, the run has finished
+
+
+def run_all(
+    runs: Iterable[ChildRun], jobs: int
+) -> Generator[tuple[ChildRun, str | None, float], None, None]:
+    """Run processes, ``jobs`` at a time. Yield each as it ends, with its error (None: it
+    succeeded) and its wall seconds.
+
+    ``runs`` is advanced when a process can start, so that it may depend on what ended before. A run
+    that has finished already is yielded without a process. Ctrl-C, SIGTERM and closing the
+    generator terminate the processes and wait for them: trainings save where their cadence says so.
+    They do not outlive this process, even if it is killed.
+
+    Raises KeyboardInterrupt also where a process was interrupted by somebody else.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    pending = iter(runs)
+    running: dict[subprocess.Popen[bytes], tuple[ChildRun, float]] = {}
+    try:
+        while True:
+            while len(running) < jobs and (run := next(pending, None)) is not None:
+                if run.result.exists():
+                    yield run, None, 0.0
+                else:
+                    running[_start(run, jobs)] = run, time.monotonic()
+            if not running:
+                return
+            time.sleep(POLL_SECONDS)
+            for process in [p for p in running if p.poll() is not None]:
+                run, started = running.pop(process)
+                if process.returncode in INTERRUPTED:
+                    raise KeyboardInterrupt
+                error = None
+                if process.returncode:
+                    output = run.log.read_text(encoding="utf-8", errors="replace")
+                    error = f"exit code {process.returncode}: {last_error(output)}"
+                yield run, error, time.monotonic() - started
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def _start(run: ChildRun, jobs: int) -> subprocess.Popen[bytes]:
+    """Start a process with an equal share of the cores, unless the caller sets a number."""
+    threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // jobs))}
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with run.log.open("ab") as output:
+        return subprocess.Popen(
+            run.line,
+            stdout=output,
+            stderr=output,
+            env=threads | os.environ,
+            start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
+            preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG: at our death
+        )
 
 
 def last_error(output: str) -> str:
@@ -19,51 +91,3 @@ def last_error(output: str) -> str:
     lines = output.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1][:300]
-
-
-def environment(jobs: int) -> dict[str, str]:
-    """Return the environment of one of ``jobs`` runs: an equal share of the cores, unless the
-    caller sets a number."""
-    cores = available_cores()
-    return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
-
-
-def last_line(log: Path) -> str:
-    """Return the last error or line of a run's log file."""
-    return last_error(log.read_text(encoding="utf-8", errors="replace"))
-
-
-class ChildRuns:
-    """Processes that several threads start and wait for, and that end together."""
-
-    def __init__(self, jobs: int) -> None:
-        """Set ``jobs``, the number of runs that share the machine."""
-        self._jobs, self._ended = jobs, False
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-
-    def run(self, line: Sequence[str], log: Path) -> int:
-        """Run a command line to its end, append its output to ``log``, and return its exit code."""
-        with log.open("ab") as output:
-            with self._lock:
-                if self._ended:
-                    return -signal.SIGTERM
-                process = subprocess.Popen(
-                    line,
-                    stdout=output,
-                    stderr=output,
-                    env=environment(self._jobs),
-                    start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
-                )
-                self._processes.add(process)
-            code = process.wait()
-            with self._lock:
-                self._processes.discard(process)
-        return code
-
-    def end(self) -> None:
-        """Terminate the runs in progress, and start no more."""
-        with self._lock:
-            self._ended = True
-            for process in self._processes:
-                process.terminate()

@@ -49,17 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             teams=tuple(map(weights.pinned, plan.teams)),
             replaced=replacements.pinned(plan.replaced),
         )
-        if plan.replaced:
-            return replace_agents(plan)
-        if len(plan.teams) > 1:
-            return cross_play(plan)
-        evaluate(plan)
+        several = cross_play if len(plan.teams) > 1 else evaluate
+        (replace_agents if plan.replaced else several)(plan)
         return 0
     except Exception as error:
         return report(error)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Stage:
     """Everything loaded."""
 
@@ -68,6 +65,7 @@ class Stage:
     generator: Generator
     sampling: Sampling
     rollout: Rollout | ProgramRollout
+    seconds: float = 0.0  # of ``watched``
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
@@ -77,27 +75,21 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from comlrl.loggers.tables import evaluation_table
 
     stage = build(plan, caching=False)
-    try:
+    with watched(plan, stage):
         if plan.teams:
             weights.load_weights(plan.teams[0], stage.team, stage.rollout.sampler)
         elif plan.config.init_from is not None:
             init_from.begin(plan.config, stage.team, stage.rollout.sampler)
-        started = time.monotonic()
-        with watched(plan, stage):
-            trees = grower(plan, stage)()
-        seconds = time.monotonic() - started
-    finally:
-        stage.rollout.reward.close()
+        trees = grower(plan, stage)()
     domain = stage.rollout.prompts.domain
     metrics, intervals = estimates(trees, domain, plan.ks, plan.config.seed)
-    what = described(plan, stage)
-    result = what | {
+    fields = {
         "metrics": metrics,
         "intervals": intervals,
-        "budget": budget(stage.generator, trees, seconds) | costs(plan, stage, trees),
+        "budget": budget(stage, trees) | costs(plan, stage, trees),
         "per_task": task_rows(trees, plan.ks),
     }
-    write(place(plan, what), result, evaluation_table(result))
+    _, result = write(plan, stage, fields, evaluation_table)
     if plan.export_samples is not None:
         export_samples(plan.export_samples, trees, domain)
     return result
@@ -114,7 +106,7 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
     print_written(file)
 
 
-def cross_play(plan: Plan) -> int:
+def cross_play(plan: Plan) -> None:
     """Evaluate the last agent of every run with the others of every run; write matrices and a
     heat map."""
     from comlrl.evaluation import cross_play as pairs
@@ -126,46 +118,33 @@ def cross_play(plan: Plan) -> int:
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
-    started = time.monotonic()
-    try:
+    alone = plan.config.section.num_turns == 1  # then each run's agents are asked once
+    with watched(plan, stage, len(plan.teams) ** (1 if alone else 2)):
         loaded = [weights.read_weights(team) for team in plan.teams]
-        alone = plan.config.section.num_turns == 1  # then each run's agents are asked once
-        with watched(plan, stage, len(loaded) ** (1 if alone else 2)):
-            rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
-    finally:
-        stage.rollout.reward.close()
-    seconds = time.monotonic() - started
-    domain = stage.rollout.prompts.domain
-    found = [[estimates(t, domain, plan.ks, plan.config.seed) for t in row] for row in rows]
-    common = set.intersection(*(set(metrics) for row in found for metrics, _ in row))
-    own = listed(view_of(plan.config.domain).crossed, sorted(common))
-    of_agents = (f"agent_{i}/reward_mean" for i in range(plan.config.section.num_agents))
-    wanted = ("reward_mean", *of_agents, *own, *(f"pass@{k}" for k in plan.ks))
-    matrices = {
-        name: [[metrics[name] for metrics, _ in row] for row in found]
-        for name in wanted
-        if name in common
-    }
-    intervals = {name: [[spread[name] for _, spread in row] for row in found] for name in matrices}
-    what = described(plan, stage)
-    result = what | {
+        rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
+    domain, config = stage.rollout.prompts.domain, plan.config
+    cells = [[estimates(trees, domain, plan.ks, config.seed) for trees in row] for row in rows]
+    common = set.intersection(*(set(metrics) for row in cells for metrics, _ in row))
+    by_agent = [f"agent_{i}/reward_mean" for i in range(config.section.num_agents)]
+    shown = ["reward_mean", *by_agent, *listed(view_of(config.domain).crossed, sorted(common))]
+    shown = [name for name in (*shown, *(f"pass@{k}" for k in plan.ks)) if name in common]
+    matrices = {name: [[metrics[name] for metrics, _ in row] for row in cells] for name in shown}
+    fields = {
         "matrices": matrices,
-        "intervals": intervals,
+        "intervals": {name: [[ends[name] for _, ends in row] for row in cells] for name in shown},
         "summary": {name: pairs.summary(matrix) for name, matrix in matrices.items()},
-        "budget": budget(stage.generator, [t for row in rows for ts in row for t in ts], seconds),
+        "budget": budget(stage, [t for row in rows for trees in row for t in trees]),
     }
-    out = place(plan, what)
-    write(out, result, cross_play_table(result))
+    out, result = write(plan, stage, fields, cross_play_table)
     names = [Path(team.name).name for team in plan.teams]
-    others, last = sides(what["roles"])
+    others, last = sides(result["roles"])
     write_heat_map(
         out.with_suffix(".png"), names, names, matrices["reward_mean"], "Mean reward",
         sides=(f"{others} of", f"{last} of"),
     )  # fmt: skip
-    return 0
 
 
-def replace_agents(plan: Plan) -> int:
+def replace_agents(plan: Plan) -> None:
     """Evaluate a team with every subset of some agents replaced, and write what each contributes
     as JSON and Markdown."""
     from comlrl.evaluation import contributions
@@ -174,37 +153,23 @@ def replace_agents(plan: Plan) -> int:
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
-    started = time.monotonic()
-    try:
-        own = weights.read_weights(plan.teams[0])
-        absent = {i: acting(plan, stage, i, own) for i in sorted(plan.replaced)}
-        alone = plan.config.section.num_turns == 1  # then each who acts somewhere is asked once
-        with watched(plan, stage, 2 if alone else 2 ** len(absent)):
-            trees = contributions.play(stage.team, sampler, own, absent, grower(plan, stage))
-    finally:
-        stage.rollout.reward.close()
-    seconds = time.monotonic() - started
-    domain, seed = stage.rollout.prompts.domain, plan.config.seed
-    teams, values = [], {}
-    for present, grown in trees.items():
-        metrics, intervals = estimates(grown, domain, plan.ks, seed)
-        teams.append(
-            {
-                "present": sorted(present),
-                "metrics": metrics,
-                "intervals": intervals,
-                "budget": costs(plan, stage, grown),
-            }
-        )
-        values[present] = task_rows(grown, plan.ks)
-    what = described(plan, stage)
-    result = what | {
+    alone = plan.config.section.num_turns == 1  # then each who acts somewhere is asked once
+    with watched(plan, stage, 2 if alone else 2 ** len(plan.replaced)):
+        team_weights = weights.read_weights(plan.teams[0])
+        absent = {i: acting(plan, stage, i, team_weights) for i in sorted(plan.replaced)}
+        played = contributions.play(stage.team, sampler, team_weights, absent, grower(plan, stage))
+    domain, seed, teams = stage.rollout.prompts.domain, plan.config.seed, []
+    for present, trees in played.items():
+        metrics, intervals = estimates(trees, domain, plan.ks, seed)
+        team = {"present": sorted(present), "metrics": metrics, "intervals": intervals}
+        teams.append(team | {"budget": costs(plan, stage, trees)})
+    values = {present: task_rows(trees, plan.ks) for present, trees in played.items()}
+    fields = {
         "coalitions": teams,
         "contributions": contributions.summary(values, seed),
-        "budget": budget(stage.generator, [t for ts in trees.values() for t in ts], seconds),
+        "budget": budget(stage, [t for trees in played.values() for t in trees]),
     }
-    write(place(plan, what), result, replacement_table(result))
-    return 0
+    write(plan, stage, fields, replacement_table)
 
 
 def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Tensor] | None:
@@ -255,21 +220,23 @@ def build(plan: Plan, *, caching: bool) -> Stage:
 
 @contextlib.contextmanager
 def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
-    """Record the progress of the answers beside the output; ``teams``: the most that sample new
-    ones."""
+    """Measure the time of an evaluation, record the progress of its answers beside the output,
+    and close the reward after it; ``teams``: the most that sample new ones."""
     from comlrl.evaluation import baselines
     from comlrl.loggers.console import shown
     from comlrl.loop.progress import Progress, Written
 
-    section = plan.config.section
+    section, progress, started = plan.config.section, Progress(), time.monotonic()
+    each = section.num_turns * section.num_agents
     if plan.baseline is not None:
         each = baselines.completions(plan.baseline, section.num_agents)
-    else:
-        each = section.num_turns * section.num_agents
-    progress = Progress()
     stage.generator.on_written = Written(progress, len(stage.tasks) * plan.samples * each * teams)
-    with shown(progress, "evaluating"):
-        yield
+    try:
+        with shown(progress, "evaluating"):
+            yield
+    finally:
+        stage.seconds = time.monotonic() - started
+        stage.rollout.reward.close()
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
@@ -325,10 +292,9 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     }
 
 
-def budget(
-    generator: Generator, trees: Sequence[RolloutResult], seconds: float
-) -> dict[str, float]:
+def budget(stage: Stage, trees: Sequence[RolloutResult]) -> dict[str, float]:
     """Return the cost: generated tokens and wall seconds, sampling and scoring together."""
+    generator, seconds = stage.generator, stage.seconds
     return {
         "tokens_generated": generator.tokens,
         "generation_calls": generator.calls,
@@ -347,9 +313,17 @@ def costs(plan: Plan, stage: Stage, trees: Sequence[RolloutResult]) -> dict[str,
     return cost(trees, [weights_of(stage.team, agent) for agent in agents])
 
 
-def write(out: Path, result: dict[str, Any], table: str) -> None:
+def write(
+    plan: Plan, stage: Stage, fields: dict[str, Any], table: Callable[[dict[str, Any]], str]
+) -> tuple[Path, dict[str, Any]]:
+    """Write what was evaluated with ``fields``, its results, as JSON, and their table as Markdown.
+    Return the file and what it holds."""
+    what = described(plan, stage)
+    out, result = place(plan, what), what | fields
+    text = table(result)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(table, encoding="utf-8")
-    print(table)
+    out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
     print_written(out)
+    return out, result

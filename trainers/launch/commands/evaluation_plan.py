@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from comlrl.trainers.launch.wiring.replacements import Other
 from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
 from comlrl.trainers.launch.wiring.weights import Trained
 
-PAIRED = ("num_agents", "agents", "name", "enabled", "r")  # agree in teams that are crossed
+LIKE_MODELS = ("agents", "agent_model.name", "lora.enabled", "lora.r")  # of teams that mix
 BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
 
 
@@ -67,21 +68,20 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         )
     if (runs or arguments.replace) and arguments.export_samples:
         raise UserError("--export-samples: of one team as it is; evaluate teams one by one")
-    asked = replacements.parse(arguments.replace, teams)
-    others = [who for who in asked.values() if isinstance(who, Trained)]
+    pairs = replacements.parse(arguments.replace, teams)
+    others = [who for _, who in pairs if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
-    replaced = replacements.check(asked, config, work.roles)
+    replaced = replacements.check(pairs, config, work.roles)
     if arguments.baseline:
         num_agents = config.section.num_agents
         check_baseline(arguments.baseline, num_agents, config.sampling, work.domain)
     init_from.check_models(hub.named_models(config), config.beside)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config)
-    if len(teams) > 1 and config.section.num_agents < 2:
-        raise UserError("--cross-play: these runs have one agent each; give teams")
-    if len(teams) > 1 and config.section.one_policy:
+    if len(teams) > 1 and (config.section.num_agents < 2 or config.section.one_policy):
         raise UserError(
-            "--cross-play: the agents of these runs act by one policy; give runs of others"
+            "--cross-play: the agents of these runs act by one policy, or there is only one; give "
+            "teams of several"
         )
     return Plan(
         config=config,
@@ -122,28 +122,27 @@ def place(plan: Plan, described: Mapping[str, Any]) -> Path:
     """
     if plan.out is not None:
         return plan.out
-    data = plan.config.dataset
+    data, run_dir = plan.config.dataset, None
     if len(plan.teams) > 1:
         names = [_label(team) for team in plan.teams]
-        shown = "_x_".join(names[:3]) + (f"_and_{len(names) - 3}_more" if len(names) > 3 else "")
-        what = f"cross_play_{shown}"
+        more = f"_and_{len(names) - 3}_more" if len(names) > 3 else ""
+        what = f"cross_play_{'_x_'.join(names[:3])}{more}"
     elif plan.teams:
-        team = plan.teams[0]
-        what = team.weights if team.run_dir is not None else _label(team)
+        run_dir = plan.teams[0].run_dir
+        what = plan.teams[0].weights if run_dir is not None else _label(plan.teams[0])
         for agent, who in plan.replaced.items():
             what += f"_{agent}-{_label(who) if isinstance(who, Trained) else who}"
     else:
         models = dict.fromkeys(plan.config.agent_models)
         named = "_".join(Path(name.replace(":", "/")).name for name in models)
         what = f"{plan.baseline or 'untrained'}_{named}"
-    name = f"evaluation_{what}_{data.short_name}_{data.eval_split}" + (
-        "_greedy" if plan.greedy else ""
+    greedy = "_greedy" if plan.greedy else ""
+    name = re.sub(
+        r"[^\w.-]+", "-", f"evaluation_{what}_{data.short_name}_{data.eval_split}{greedy}"
     )
-    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
-    own = plan.teams[0].run_dir if len(plan.teams) == 1 else None
-    folder = own or Path(plan.config.output.base_dir)
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:6]
-    return folder / f"{name}_{digest}.json"
+    folder = run_dir or Path(plan.config.output.base_dir)
+    return folder / f"{name.strip('-')}_{digest}.json"
 
 
 def _label(team: Trained) -> str:
@@ -158,141 +157,82 @@ def resolve(
     algorithms = own_algorithm.all_sections(Path(file).parent, *(team.run_dir for team in teams))
     loader = weights.read_config(Path(file), algorithms)
     algorithm = loader.algorithm
-    option = "--replace" if arguments.replace else "--cross-play"
     team_settings = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
-    _check_pairing(option, teams, team_settings)
-    _check_work(
-        option, teams, team_settings, [parse_override(item).key for item in arguments.override]
-    )
-    given = loader.build()
+    overrides = [parse_override(item) for item in arguments.override]
+    option = "--replace" if arguments.replace else "--cross-play"
+    _check_alike(option, teams, team_settings, algorithm, [s.key for s in overrides])
+    from_file = loader.build()
     for setting in itertools.chain(*team_settings):
         loader.set(setting)
-    for team in teams[:1]:
-        loader.folder = team.run_dir.absolute() if team.run_dir else loader.folder
-    for section in sections_of(
-        algorithm, algorithms
-    ):  # the file's number is that of training's evaluations
+    if teams and teams[0].run_dir:
+        loader.folder = teams[0].run_dir.absolute()
+    for section in sections_of(algorithm, algorithms):  # the file's is that of training
         loader.set(Setting(f"{section}.eval_num_samples", None, "evaluate.py"))
-    own_size = loader.build().section.num_agents
+    trained_size = loader.build().section.num_agents
     if arguments.num_agents is not None:
         key = f"{algorithm}.num_agents"
         loader.set(Setting(key, arguments.num_agents, "--num-agents"))
-    for item in arguments.override:
-        loader.set(parse_override(item))
+    for setting in overrides:
+        loader.set(setting)
     config = loader.build()
-    _check_size(config, own_size, teams)
-    if "turn_order" not in {
-        item.partition("=")[0].rpartition(".")[2] for item in arguments.override
-    }:
-        _check_order(option, teams, algorithm)
+    size, separate = config.section.num_agents, not config.section.one_policy
+    if separate and size != trained_size and any(team.model is None for team in teams):
+        raise UserError(
+            f"num_agents: {size}, but these weights are of {trained_size} agents; only a team of "
+            "one policy (SHPPO, ppo.shared_policy) acts with another number"
+        )
     work = validate(config)
-    for text in loader.notices + _work_notices(file, given, teams, team_settings, config, work):
+    for text in loader.notices:
         notice(text)
+    used = digests(work.sources)
+    for team in teams:
+        for name, digest in sorted(stored_digests(team.run_dir).items() if team.run_dir else ()):
+            if used.get(name, digest) != digest:
+                notice(f"{name} is no longer what '{team.name}' was trained with")
+    for setting in team_settings[0] if teams else ():
+        if setting.key in weights.WORK:
+            value_of, trained = operator.attrgetter(setting.key), f"{setting.key}={setting.value!r}"
+            if (value := value_of(config)) != setting.value:
+                notice(f"{setting.key}={value!r}, and '{teams[0].name}' was trained with {trained}")
+            elif (other := value_of(from_file)) != value:
+                notice(
+                    f"{trained} is taken, as '{teams[0].name}' was trained; {file} has {other!r}"
+                )
     return config, work
 
 
-def _check_pairing(
-    option: str, teams: Sequence[Trained], team_settings: Sequence[Sequence[Setting]]
-) -> None:
-    """Raise UserError for teams whose agents cannot take each other's place."""
-    held = [{s.key.rpartition(".")[2]: s.value for s in settings} for settings in team_settings]
-    for team, own in zip(teams, held, strict=True):
-        if len(teams) > 1 and team.model is not None:
-            raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
-        for key in PAIRED:
-            first, now = held[0].get(key), own.get(key)
-            if key in own and key in held[0] and first != now:
-                raise UserError(
-                    f"{option}: '{team.name}' has {key}={now} and '{teams[0].name}' {first}; "
-                    "their agents cannot take each other's place: give runs that are alike in this"
-                )
-
-
-def _check_work(
+def _check_alike(
     option: str,
     teams: Sequence[Trained],
     team_settings: Sequence[Sequence[Setting]],
+    algorithm: str,
     overridden: Sequence[str],
 ) -> None:
-    """Raise UserError for teams that were trained on different work, where the command line does
-    not say which to evaluate."""
-    works = [
-        {s.key: s.value for s in settings if s.key in weights.WORK} for settings in team_settings
-    ]
-    for team, work in zip(teams, works, strict=True):
-        for key, now in work.items():
-            first = works[0].get(key)
-            if now != first and not any(o.startswith(key) for o in overridden):
-                raise UserError(
-                    f"{option}: '{team.name}' was trained with {key}={now!r} and "
-                    f"'{teams[0].name}' with {first!r}; give runs that are alike in this, or say "
-                    f"with --override {key}=… what is to hold for all"
-                )
-    modules = [stored_digests(team.run_dir) if team.run_dir else {} for team in teams]
-    for team, own in zip(teams, modules, strict=True):
-        for name in sorted(own.keys() | modules[0].keys()):
-            if own.get(name) != modules[0].get(name):
-                raise UserError(
-                    f"{option}: '{team.name}' was trained with another {name} than "
-                    f"'{teams[0].name}'; give runs that are alike in this"
-                )
-
-
-def _work_notices(
-    file: str,
-    given: Config,
-    teams: Sequence[Trained],
-    team_settings: Sequence[Sequence[Setting]],
-    config: Config,
-    work: Work,
-) -> list[str]:
-    """Return notices of differences between evaluation and training, and of settings of the file
-    that are not used."""
-    notices = []
-    used = digests(work.sources)
-    for team in teams:
-        before = stored_digests(team.run_dir) if team.run_dir else {}
-        for name in sorted(used.keys() & before.keys()):
-            if used[name] != before[name]:
-                notices.append(f"{name} is no longer what '{team.name}' was trained with")
-    for setting in (
-        s for s in (team_settings[0] if team_settings else ()) if s.key in weights.WORK
-    ):
-        asked, taken = _value(given, setting.key), _value(config, setting.key)
-        what, name = f"{setting.key}={setting.value!r}", teams[0].name
-        if taken != setting.value:
-            notices.append(f"{setting.key}={taken!r}, and '{name}' was trained with {what}")
-        elif asked != taken:
-            notices.append(f"{what} is taken, as '{name}' was trained; {file} has {asked!r}")
-    return notices
-
-
-def _value(config: Config, key: str) -> Any:
-    head, _, name = key.partition(".")
-    return getattr(getattr(config, head), name) if name else getattr(config, head)
-
-
-def _check_size(config: Config, own: int, teams: Sequence[Trained]) -> None:
-    size = config.section.num_agents
-    trained_apart = any(team.model is None for team in teams) and not config.section.one_policy
-    if trained_apart and size != own:
-        raise UserError(
-            f"num_agents: {size}, but these weights are of {own} agents; only a team of one policy "
-            "(SHPPO, ppo.shared_policy) acts with another number"
-        )
-
-
-def _check_order(option: str, teams: Sequence[Trained], algorithm: str) -> None:
-    """Raise UserError where the teams in cross-play have learned to act in different orders."""
-    runs = {team.name: team.run_dir for team in teams if team.run_dir is not None}
-    orders = {n: weights.load_run(folder).section.turn_order for n, folder in runs.items()}
-    for name, order in orders.items():
-        first, first_order = next(iter(orders.items()))
-        if order != first_order:
+    """Raise UserError for teams whose agents cannot take each other's place, and for teams that
+    were trained on different work or in another order, where no override says which to take."""
+    order, facts = f"{algorithm}.turn_order", []
+    for team, settings in zip(teams, team_settings, strict=True):
+        if len(teams) > 1 and team.model is not None:
+            raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
+        compared = (*weights.WORK, *LIKE_MODELS, f"{algorithm}.num_agents")
+        held = {s.key: s.value for s in settings if s.key in compared}
+        if team.run_dir is not None:
+            held |= {name: digest[:8] for name, digest in stored_digests(team.run_dir).items()}
+            if not any(key.endswith("turn_order") for key in overridden):
+                held[order] = weights.load_run(team.run_dir).section.turn_order
+        facts.append(held)
+    for team, held in zip(teams, facts, strict=True):
+        for key in held:
+            if key not in facts[0] or held[key] == facts[0][key]:
+                continue
+            fix = "give runs that are alike in this"
+            if key in (order, *weights.WORK):
+                if any(text.startswith(key) for text in overridden):
+                    continue
+                fix += f", or say with --override {key}=… what is to hold for all"
             raise UserError(
-                f"{option}: the agents of '{first}' have learned to act {first_order}ly, those "
-                f"of '{name}' {order}ly; say which it is to be: --override "
-                f"{algorithm}.turn_order=sequential, or =simultaneous"
+                f"{option}: '{team.name}' was trained with {key}={held[key]!r} and "
+                f"'{teams[0].name}' with {facts[0][key]!r}; {fix}"
             )
 
 

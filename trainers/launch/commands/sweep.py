@@ -6,18 +6,24 @@ The same command, given again, continues where it was stopped.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
-import signal
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
 
 from comlrl.errors import UserError, print_error, report
 from comlrl.files import tolerant_terminal
+from comlrl.run_files import CONFIG, METRICS, SUMMARY
+from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all
 from comlrl.trainers.launch.commands.command_line import Parser, print_written
-from comlrl.trainers.launch.commands.search import Point, Runner, Search, Sweep, read_sweep
+from comlrl.trainers.launch.commands.search import Sweep, begun, open_study, points, read_sweep
 
-DEFAULT_COUNT = 8  # points of a search that has no end
+STATES = {TrialState.RUNNING: "started", TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,28 +32,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse_arguments(argv)
         sweep = read_sweep(arguments.file)
-        if min(arguments.jobs, arguments.count or 1) < 1:
+        if arguments.jobs < 1 or (arguments.count is not None and arguments.count < 1):
             raise UserError("--count, --jobs: give at least 1")
         folder = Path(arguments.dir or Path("outputs/sweeps") / Path(arguments.file).stem)
-        search = Search(sweep, folder, arguments.seed)
+        study = open_study(sweep, folder)
     except UserError as error:
         return report(error)
-    runner = Runner(search, folder, arguments.jobs, arguments.override)
-    whole = sweep.grid_size if sweep.method == "grid" else DEFAULT_COUNT
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    runs = child_runs(study, sweep, folder, arguments)
     try:
-        runner.run(arguments.count or whole, lambda: write_results(search, folder))
+        with contextlib.closing(run_all(runs, arguments.jobs)) as ended:
+            for run, reason, seconds in ended:
+                record(study, sweep, run, reason, seconds)
+                write_results(study, sweep, folder)
     except KeyboardInterrupt:
         print("interrupted; the same command continues the sweep", file=sys.stderr)
         return 130
-    write_results(search, folder)
-    write_page(search, folder)
+    trials = write_results(study, sweep, folder)
+    write_page(trials, folder)
     names = ("results.md", "results.csv", "parallel_coordinates.png", "comparison.html")
     print_written(f"{folder}/{', '.join(name for name in names if (folder / name).exists())}")
-    failed = [point for point in search.points.values() if point.state == "failed"]
-    for point in failed:
-        print(f"point {point.number} failed: {point.error}", file=sys.stderr)
-    if len(failed) < len(search.points):
+    failed = [trial.number for trial in trials if trial.state == TrialState.FAIL]
+    for number in failed:
+        print(f"point {number} failed: {study.user_attrs[str(number)][1]}", file=sys.stderr)
+    if len(failed) < len(trials):
         return 0
     print_error(
         f"sweep file: '{arguments.file}': all {len(failed)} points failed; fix what they name, "
@@ -71,49 +78,80 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def write_results(search: Search, folder: Path) -> None:
-    """Write the table as CSV and Markdown, best first, and the picture of all points."""
+def child_runs(
+    study: optuna.Study, sweep: Sweep, folder: Path, arguments: argparse.Namespace
+) -> Iterator[ChildRun]:
+    """Yield the run of each point, drawn when it can start."""
+    for number, values in points(study, sweep, arguments.count, arguments.seed):
+        run_dir = folder / f"point_{number:03d}"
+        run_dir.mkdir(exist_ok=True)
+        more = ["wandb=null", f"output.dir={run_dir}", *arguments.override]
+        line = sweep.command_line(values, more)
+        if (run_dir / CONFIG).exists():  # it was interrupted
+            line.append("--resume")
+        yield ChildRun(key=number, line=line, log=run_dir / "log.txt", result=run_dir / SUMMARY)
+
+
+def record(
+    study: optuna.Study, sweep: Sweep, run: ChildRun, error: str | None, seconds: float
+) -> None:
+    """Store a point's result in the study: without a metric it has failed."""
+    value = None if error else last_value(run.log.parent / METRICS, sweep.metric)
+    if value is None:
+        error = error or (
+            f"no {sweep.metric} in metrics.jsonl; set eval_interval, or name a metric that is there"
+        )
+    study.set_user_attr(str(run.key), [seconds, error])
+    study.tell(run.key, value, state=TrialState.FAIL if value is None else TrialState.COMPLETE)
+
+
+def last_value(file: Path, metric: str) -> float | None:
+    """Return the last value of e.g. ``eval/reward_mean`` in a run's ``metrics.jsonl``."""
+    phase, _, name = metric.partition("/")
+    value = None
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        record = json.loads(line)
+        if record["phase"] == phase and record["metrics"].get(name) is not None:
+            value = record["metrics"][name]
+    return value
+
+
+def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[FrozenTrial]:
+    """Write the table as CSV and Markdown, and the picture of all points. Return them, best
+    first."""
     from comlrl.loggers.report.parallel_coordinates import write_parallel_coordinates
     from comlrl.loggers.tables import table
 
-    sweep, points = search.sweep, sorted(search.points.values(), key=_rank(search.sweep))
-    names = [p.name for p in sweep.parameters]
+    sign, names = -1 if sweep.maximize else 1, list(sweep.parameters)
+    trials = sorted(
+        begun(study, sweep), key=lambda t: (t.value is None, sign * (t.value or 0.0), t.number)
+    )
     head = ["point", *names, sweep.metric, "state", "seconds", "error"]
-    rows = [
-        [p.number, *(p.values[n] for n in names), p.metric, p.state, p.seconds, p.error]
-        for p in points
-    ]
-    rows = [["" if cell is None else cell for cell in row] for row in rows]
+    rows = []
+    for t in trials:
+        ending = study.user_attrs.get(str(t.number), (None, None))
+        row = [t.number, *(t.params[n] for n in names), t.value, STATES[t.state], *ending]
+        rows.append(["" if cell is None else cell for cell in row])
     with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([head, *rows])
     (folder / "results.md").write_text(table(head, rows), encoding="utf-8")
-    done = [p for p in points if p.metric is not None]
-    if done:
+    if done := [t for t in trials if t.value is not None]:
         write_parallel_coordinates(
             folder / "parallel_coordinates.png",
             names,
-            [p.values for p in done],
-            [float(p.metric) for p in done if p.metric is not None],
+            [t.params for t in done],
+            [t.value for t in done if t.value is not None],
             sweep.metric,
-            log=[p.name for p in sweep.parameters if p.log],
+            log=[name for name, p in sweep.parameters.items() if getattr(p, "log", False)],
         )
+    return trials
 
 
-def write_page(search: Search, folder: Path) -> None:
+def write_page(trials: Sequence[FrozenTrial], folder: Path) -> None:
     """Write the points' curves on one page, best first."""
     from comlrl.loggers.report.comparison import write_comparison
     from comlrl.loggers.report.run_data import read_run
 
-    points = sorted(search.points.values(), key=_rank(search.sweep))
-    done = [folder / f"point_{p.number:03d}" for p in points if p.state == "done"]
+    done = [folder / f"point_{t.number:03d}" for t in trials if t.state == TrialState.COMPLETE]
     if done:
         write_comparison([read_run(path) for path in done], folder)
-
-
-def _rank(sweep: Sweep) -> Callable[[Point], tuple[bool, float, int]]:
-    sign = -1 if sweep.maximize else 1
-
-    def key(point: Point) -> tuple[bool, float, int]:
-        return point.metric is None, sign * (point.metric or 0.0), point.number
-
-    return key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from comlrl.config.plugins.targets import near
@@ -17,12 +17,12 @@ Other = str | int | Trained
 MOST = 5  # agents: every subset of them is evaluated
 
 
-def parse(items: Sequence[str], teams: Sequence[Trained]) -> dict[str, Other]:
-    """Map each place, as written, to who acts there; a text that is not a path may be a role.
+def parse(items: Sequence[str], teams: Sequence[Trained]) -> list[tuple[str, str | Trained]]:
+    """Return each place, as written, with who acts there: a run where there is one of that path.
     Raise UserError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
         raise UserError("--replace: agents of what? give the run of a team with --checkpoint")
-    found: dict[str, Other] = {}
+    pairs: list[tuple[str, str | Trained]] = []
     for item in items:
         place, _, who = item.partition("=")
         if not who or not place:
@@ -30,44 +30,36 @@ def parse(items: Sequence[str], teams: Sequence[Trained]) -> dict[str, Other]:
                 f"--replace: '{item}'; give an agent's role or number, or all, and who acts in its "
                 "place: 0=untrained, 0=silent, 0=1 (agent 1), or 0=RUN"
             )
-        if place in found or (found and "all" in (place, *found)):
-            raise UserError(_again(item))
-        if who.isdecimal():
-            found[place] = int(who)
-        else:
-            found[place] = weights.locate(who, "--replace") if Path(who).exists() else who
-    return found
+        is_run = not who.isdecimal() and Path(who).exists()
+        pairs.append((place, weights.locate(who, "--replace") if is_run else who))
+    return pairs
 
 
-def _again(item: str) -> str:
-    return f"--replace: '{item}' names an agent again; name each once"
-
-
-def check(asked: Mapping[str, Other], config: Config, roles: Sequence[str]) -> dict[int, Other]:
+def check(
+    pairs: Iterable[tuple[str, str | Trained]], config: Config, roles: Sequence[str]
+) -> dict[int, Other]:
     """Return the places as numbers. Raise UserError where an agent cannot act there."""
-    section, models = config.section, config.agents
-    if asked and section.one_policy:
-        raise UserError("--replace: the agents of this run act by one policy; none has its own")
+    size, models = config.section.num_agents, config.agents
     replaced: dict[int, Other] = {}
-    for text, given in asked.items():
-        named = range(section.num_agents) if text == "all" else [_place(text, roles)]
-        for place in named:
+    for text, given in pairs:
+        if config.section.one_policy:
+            raise UserError("--replace: the agents of this run act by one policy; none has its own")
+        who: Other = given
+        if isinstance(given, str) and given not in NOBODY:
+            who = _agent(given, roles, size, NOBODY, "does not exist, as a run or a role")
+        places = [_agent(text, roles, size)] if text != "all" else range(size)
+        for place in places:
+            item = f"{text}={label(who)}"
             if place in replaced:
-                raise UserError(_again(f"{text}={label(given)}"))
-            replaced[place] = _who(given, roles)
-    for place, who in replaced.items():
-        for agent in (place, who) if isinstance(who, int) else (place,):
-            if agent >= section.num_agents:
+                raise UserError(f"--replace: '{item}' names an agent again; name each once")
+            if who == place:
+                raise UserError(f"--replace: '{place}={who}' is the team as it is; leave it out")
+            if isinstance(who, int) and models and models[who] != models[place]:
                 raise UserError(
-                    f"--replace: there is no agent {agent}; give 0 to {section.num_agents - 1}"
+                    f"--replace: '{place}={who}'; agent {who} is '{models[who]}' and agent {place} "
+                    f"'{models[place]}': give agents of one model"
                 )
-        if who == place:
-            raise UserError(f"--replace: '{place}={who}' is the team as it is; leave it out")
-        if isinstance(who, int) and models and models[who] != models[place]:
-            raise UserError(
-                f"--replace: '{place}={who}'; agent {who} is '{models[who]}' and agent {place} "
-                f"'{models[place]}': give agents of one model"
-            )
+            replaced[place] = who
     if len(replaced) > MOST:
         raise UserError(
             f"--replace: {len(replaced)} agents are {2 ** len(replaced)} teams to evaluate; name "
@@ -76,23 +68,22 @@ def check(asked: Mapping[str, Other], config: Config, roles: Sequence[str]) -> d
     return replaced
 
 
-def _place(text: str, roles: Sequence[str]) -> int:
+def _agent(
+    text: str,
+    roles: Sequence[str],
+    size: int,
+    more: Sequence[str] = (),
+    otherwise: str = "is not an agent of this team",
+) -> int:
     """Return the agent of a number, or of a role. Raise UserError."""
-    if text.isdecimal() or text in roles:
-        return int(text) if text.isdecimal() else roles.index(text)
-    hint = near(text, roles, "there are {}")
-    raise UserError(f"--replace: '{text}' is not an agent of this team; {hint}")
-
-
-def _who(given: Other, roles: Sequence[str]) -> Other:
-    """Resolve a replacement, with a role as its agent's number. Raise UserError for an unknown
-    name."""
-    if not isinstance(given, str) or given in NOBODY:
-        return given
-    if given in roles:
-        return roles.index(given)
-    hint = near(given, (*roles, *NOBODY), "give a run, or one of {}")
-    raise UserError(f"--replace: '{given}' does not exist, as a run or a role; {hint}")
+    if text.isdecimal() and int(text) < size:
+        return int(text)
+    if text.isdecimal():
+        raise UserError(f"--replace: there is no agent {text}; give 0 to {size - 1}")
+    if text in roles:
+        return roles.index(text)
+    hint = near(text, (*roles, *more), "there are {}")
+    raise UserError(f"--replace: '{text}' {otherwise}; {hint}")
 
 
 def label(who: Other) -> str:

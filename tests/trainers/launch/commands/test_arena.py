@@ -16,7 +16,7 @@ import pytest
 
 import train_magrpo
 from comlrl.trainers.launch.commands import arena, arena_cells
-from comlrl.trainers.launch.commands.arena import asked, check, parse
+from comlrl.trainers.launch.commands.arena import check, parse, plan
 from comlrl.trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
 from comlrl.trainers.launch.cost.tree_size import growth
 
@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 def planned(folder: Path, *more: str) -> arena.Arena:
-    return asked(parse(["--out", str(folder), *more]))
+    return plan(parse(["--out", str(folder), *more]))
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,12 @@ def planned(folder: Path, *more: str) -> arena.Arena:
         (["--seeds", "0"], ["--seeds: 0", "at least 1"]),
         (["--jobs", "0"], ["--jobs: 0", "at least 1"]),
         (["--budget", "7"], ["command line", "--budget"]),
-        (["--check", "missing.py"], ["--check: 'missing.py' cannot be read"]),
-        (
-            ["--check", str(ROOT / "train_magrpo.py")],
-            ["--check", "main(", "docs/tutorial/algorithm.md"],
-        ),
+        (["--algorithms", "best=missing.py"], ["--algorithms: 'missing.py' does not exist"]),
+        (["--algorithms", f"magrpo={ROOT}/train_magrpo.py"], ["--algorithms: 'magrpo="]),
+        (["--algorithms", f"mappo={ROOT}/train_magrpo.py"], ["--algorithms: 'mappo="]),
+        (["--algorithms", f"../best={ROOT}/train_magrpo.py"], ["--algorithms: '../best="]),
+        (["--algorithms", "best="], ["--algorithms: '' does not exist"]),
+        (["--check", "missing.py"], ["--check", "--algorithms NAME=FILE"]),
         (
             ["--algorithms", "madpo", "--tasks", "lock-sparse"],
             ["madpo.num_turns: 3", "num_turns must be 1"],
@@ -189,7 +190,9 @@ def test_a_cross_play_that_fails_is_a_reason_and_the_rest_is_written(tmp_path, c
         finish(plan, "magrpo", task, seed, 1.0)  # without weights that could play
     assert arena.main(["--out", str(tmp_path), *given]) == 0
     levers, climbing = json.loads((tmp_path / "arena.json").read_text())["table"]
-    assert levers["mean"] is None and levers["reasons"][0].startswith("cross-play: error: ")
+    assert levers["mean"] is None and levers["reasons"][0].startswith(
+        "cross-play: exit code 2: error: "
+    )
     assert climbing["mean"] is not None
 
 
@@ -200,22 +203,32 @@ def test_another_budget_needs_another_folder(tmp_path, capsys):
     assert "give another folder" in capsys.readouterr().err
 
 
-def test_a_script_of_ones_own_is_found_by_its_name(tmp_path):
+def test_a_script_of_ones_own_is_named_on_the_command_line(tmp_path):
     script = tmp_path / "train_best.py"
     script.write_text(OWN)
-    plan = planned(tmp_path, "--check", str(script))
+    plan = planned(tmp_path, "--algorithms", f"best={script}")
     assert list(plan.algorithms) == ["best"]
     tree = plan.cell("best", "climbing", 1).tree
     assert tree["best"]["num_generations"] == 16 and "magrpo" not in tree
-    both = planned(tmp_path, "--check", str(script), "--algorithms", "magrpo")
-    assert list(both.algorithms) == ["best", "magrpo"]
+    both = planned(tmp_path, "--algorithms", f"magrpo, best={script}")
+    assert list(both.algorithms) == ["magrpo", "best"]
+
+
+@pytest.mark.slow
+def test_a_script_under_another_name_is_refused(tmp_path, capsys):
+    script = tmp_path / "train_best.py"
+    script.write_text(OWN)
+    given = ["--algorithms", f"worst={script}", "--tasks", "climbing", "--seeds", "1"]
+    assert arena.main(["--out", str(tmp_path / "out"), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "worst" in line
 
 
 @pytest.mark.slow
 def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
     script = tmp_path / "train_best.py"
     script.write_text(OWN)
-    given = ["--check", str(script), "--tasks", "climbing", "--seeds", "1"]
+    given = ["--algorithms", f"best={script}", "--tasks", "climbing", "--seeds", "1"]
     plan = planned(tmp_path / "out", *given)
     finish(plan, "best", "climbing", 1, 1.0)
     script.write_text(OWN + "\n# another\n")
@@ -227,7 +240,7 @@ def test_two_quick_cells_learn(tmp_path, monkeypatch):
     """In this process, with a sixth of the budget: agents with their own rewards defect, and with
     the mean of both they cooperate. At random they score 0.625."""
 
-    def train(runner: arena.Runner, cells: list[arena.Cell]) -> dict[str, str]:
+    def train(plan: arena.Arena, cells: list[arena.Cell]) -> dict[str, str]:
         for cell in cells:
             cell.config.parent.mkdir(parents=True, exist_ok=True)
             cell.config.write_text(cell.text)
@@ -235,7 +248,7 @@ def test_two_quick_cells_learn(tmp_path, monkeypatch):
             assert train_magrpo.main("magrpo", train_magrpo.build, given) == 0
         return {}
 
-    monkeypatch.setattr(arena.Runner, "run", train)
+    monkeypatch.setattr(arena, "run", train)
     monkeypatch.setattr(arena_cells, "EPISODES", 64)
     given = ["--algorithms", "magrpo", "--tasks", "dilemma,dilemma-shared", "--seeds", "1"]
     given += ["--joint-actions", "1024", "--out", str(tmp_path)]

@@ -182,12 +182,12 @@ def test_agents_swap_their_places(runs, tmp_path):
 
 def _replaced(asked, *flags: str):
     plan = script.make_plan(script.parse_arguments(["--config", QUICK, *flags]))
-    return replacements.check(asked, plan.config, plan.work.roles)
+    return replacements.check(asked.items(), plan.config, plan.work.roles)
 
 
 def test_agents_are_replaced_by_role():
     assert _replaced({"aux": "main", "main": "silent"}) == {0: 1, 1: "silent"}
-    assert _replaced({"main": 0}) == {1: 0}
+    assert _replaced({"main": "0"}) == {1: 0}
 
 
 def test_more_than_five_agents_are_not_all_replaced():
@@ -257,7 +257,7 @@ def test_teams_are_crossed_in_either_order(runs, tmp_path, capsys):
     mixed = ["--cross-play", str(runs[0]), str(ordered[1])]
     assert script.main(mixed) == 2
     notices = capsys.readouterr().err
-    assert "have learned to act simultaneously" in notices and "turn_order=sequential" in notices
+    assert "magrpo.turn_order='sequential'" in notices and "'simultaneous'" in notices
     at_once = _evaluate(
         tmp_path / "c.json", *mixed, "--override", "magrpo.turn_order=simultaneous",
         "magrpo.eval_num_samples=3",
@@ -405,9 +405,9 @@ def _like(run: Path, folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"magrpo__num_agents": 3}, "num_agents="),
-        ({"agent_model__name": "another"}, "name="),
-        ({"lora__r": 8}, "r="),
+        ({"magrpo__num_agents": 3}, "magrpo.num_agents="),
+        ({"agent_model__name": "another"}, "agent_model.name="),
+        ({"lora__r": 8}, "lora.r="),
     ],
 )
 def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, message, turned):
@@ -416,7 +416,7 @@ def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, message,
     pair = [other, str(runs[0])] if turned else [str(runs[0]), other]
     assert script.main(["--cross-play", *pair]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --cross-play: '{pair[1]}' has {message}")
+    assert error.startswith(f"error: --cross-play: '{pair[1]}' was trained with {message}")
     assert error.count("\n") == 1
 
 

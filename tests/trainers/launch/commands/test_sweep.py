@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
@@ -19,7 +20,15 @@ import yaml
 from comlrl.errors import UserError
 from comlrl.trainers.launch.commands import sweep as script
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from comlrl.trainers.launch.commands.search import Point, Search, last_value, read_sweep
+from comlrl.trainers.launch.commands.search import (
+    DEFAULT_COMMAND,
+    Sweep,
+    begun,
+    open_study,
+    points,
+    read_sweep,
+)
+from comlrl.trainers.launch.commands.sweep import last_value
 
 ROOT = Path(__file__).parents[4]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -71,6 +80,10 @@ def _rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def states(sweep: Sweep, folder: Path) -> list[str]:
+    return [trial.state.name for trial in begun(open_study(sweep, folder), sweep)]
+
+
 def test_grid_runs_every_point_and_survives_one_that_fails(tmp_path, capsys):
     parameters = {"a.x": {"values": [1, 13, 2]}, "a.y": {"values": ["low", "high"]}}
     file = _sweep_file(tmp_path, parameters)
@@ -113,8 +126,7 @@ def test_a_stopped_sweep_starts_its_interrupted_point_again(tmp_path):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=300) == 130
-    held = json.loads((tmp_path / "s" / "points.json").read_text())["points"]
-    assert [p["state"] for p in held] == ["done", "started"]
+    assert states(read_sweep(file), tmp_path / "s") == ["COMPLETE", "RUNNING"]
     assert script.main(command[2:]) == 0
     argv = json.loads((tmp_path / "s" / "point_001" / "argv.json").read_text())
     assert argv[-1] == "--resume" and "a.x=99" in argv
@@ -145,22 +157,81 @@ RANGES = {
 def test_searches_draw_within_their_ranges_and_go_on_alike(tmp_path, method):
     sweep = read_sweep(_sweep_file(tmp_path, RANGES, method))
 
-    def draw(folder: str, count: int) -> list[Point]:
-        search, found = Search(sweep, tmp_path / folder, seed=3), []
-        for _ in range(count):
-            point = search.ask()
-            assert point is not None
-            found.append(point)
-            search.tell(point, -abs(float(point.values["a.x"]) - 1), 0.1, None)
-        return found
+    def draw(folder: str, count: int) -> list[dict[str, Any]]:
+        study, drawn = open_study(sweep, tmp_path / folder), []
+        for number, values in points(study, sweep, count, seed=3):
+            drawn.append(dict(values))
+            study.tell(number, -abs(float(values["a.x"]) - 1))
+        return drawn
 
     at_once = draw("once", 14)
-    in_parts = draw("parts", 5) + draw("parts", 9)
-    assert [p.values for p in at_once] == [p.values for p in in_parts]
-    assert len({str(p.values) for p in at_once}) == 14
-    assert all(0.01 <= p.values["a.x"] <= 100 for p in at_once)
-    assert all(p.values["a.n"] in range(2, 10) for p in at_once)
-    assert {p.values["a.y"] for p in at_once} <= {"low", "high", "None"}
+    in_parts = draw("parts", 5) + draw("parts", 14)
+    assert at_once == in_parts
+    assert len({str(values) for values in at_once}) == 14
+    assert all(0.01 <= values["a.x"] <= 100 for values in at_once)
+    assert all(values["a.n"] in range(2, 10) for values in at_once)
+    assert {values["a.y"] for values in at_once} <= {"low", "high", "None"}
+
+
+@pytest.mark.parametrize("method", ["grid", "bayes"])
+def test_points_that_a_kill_left_half_drawn_are_drawn_again(tmp_path, method):
+    sweep = read_sweep(_sweep_file(tmp_path, {"a.x": {"values": [1, 2, 3]}}, method))
+    study = open_study(sweep, tmp_path / "s")
+    whole = [dict(values) for _, values in points(open_study(sweep, tmp_path / "w"), sweep, 3, 0)]
+    study.ask()  # running, without values
+    if method == "grid":
+        study.enqueue_trial({"a.x": "1"})  # not yet taken
+    drawn = []
+    for number, values in points(study, sweep, 3, 0):
+        drawn.append((number, dict(values)))
+        study.tell(number, 1.0)
+    assert drawn == list(enumerate(whole, 1)) and len(whole) == 3
+
+
+def test_the_state_of_an_earlier_version_is_refused(tmp_path, capsys):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "points.json").write_text("{}")
+    file = _sweep_file(tmp_path, {"a.x": {"values": [1]}})
+    assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--dir" in line and "points.json" in line
+
+
+def test_a_damaged_journal_is_refused(tmp_path, capsys):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [1]}})
+    assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 0
+    journal = tmp_path / "s" / "study.journal"
+    journal.write_text("no journal\n" + journal.read_text())
+    assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 2
+    assert "study.journal" in capsys.readouterr().err
+
+
+def test_runs_die_with_a_sweep_that_is_killed(tmp_path):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [1, 99, 3]}})
+    command = [sys.executable, str(ROOT / "sweep.py"), str(file), "--dir", str(tmp_path / "s")]
+    process = subprocess.Popen(command, cwd=ROOT)
+    waited_for = tmp_path / "s" / "point_001" / "config.yaml"
+    while not waited_for.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    run_dir = str(tmp_path / "s" / "point_001").encode()
+    assert any(run_dir in line for line in _command_lines())
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while any(run_dir in line for line in _command_lines()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert script.main(command[2:]) == 0
+    assert states(read_sweep(file), tmp_path / "s") == ["COMPLETE"] * 3
+
+
+def _command_lines() -> list[bytes]:
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(file.read_bytes())
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -173,8 +244,15 @@ def test_searches_draw_within_their_ranges_and_go_on_alike(tmp_path, method):
         ({"parameters": {"a.x": {"min": 1, "max": 2}}}, "a grid needs `values`"),
         ({"parameters": {"a.x": {"values": []}}}, r"parameters.a.x: {'values': \[\]}"),
         ({"parameters": {"a.x": {"mu": 1, "distribution": "normal"}}}, "parameters.a.x"),
-        ({"command": ["${program}", "${args}"]}, r"command: '\$\{args\}'"),
-        ({"command": ["${program}", "${args_no_hyphens}"]}, "no `--override`"),
+        ({"command": ["${program}", "${args_json}"]}, r"command: '\$\{args_json\}'"),
+        ({"metric": "eval/reward_mean"}, "such as eval/reward_mean"),
+        ({"parameters": ["a.x"]}, "parameters: none"),
+        ({"method": "random", "parameters": {"a.x": {"min": 2, "max": 1}}}, "parameters.a.x"),
+        (
+            {"method": "random", "parameters": {"a.x": {"min": 0, "max": 1, "q": "a"}}},
+            "parameters.a.x",
+        ),
+        ({"command": ["${program}", "${args_no_hyphens}"]}, "`--override` with"),
         ({"early_terminate": {"type": "hyperband"}}, "early_terminate: not a key"),
     ],
 )
@@ -193,7 +271,22 @@ def test_a_file_without_a_command_names_its_configuration_as_a_parameter(tmp_pat
     tree["parameters"]["config"] = {"value": "magrpo_quickstart"}
     file.write_text(yaml.safe_dump(tree))
     line = read_sweep(file).command_line({"a.x": "1", "config": "magrpo_quickstart"}, ["b=2"])
-    assert line[-5:] == ["--config=magrpo_quickstart", "--override", "a.x=1", "--override", "b=2"]
+    assert line[-3:] == ["--a.x=1", "--config=magrpo_quickstart", "--b=2"]
+
+
+def test_a_file_without_a_command_runs_as_wandbs_agent_runs_it(monkeypatch):
+    """The overrides of the command line win over the sweep's."""
+    monkeypatch.chdir(ROOT)
+    tree = yaml.safe_load(SWEEPS[0].read_text())
+    point = {"config": "magrpo_quickstart", "magrpo.max_steps": "7", "prompts.prefill": "I choose"}
+    sweep = Sweep(
+        program=tree["program"], method="grid", metric="eval/reward_mean", maximize=True,
+        parameters={}, command=DEFAULT_COMMAND,
+    )  # fmt: skip
+    line = sweep.command_line(point, ["seed=3", "magrpo.max_steps=5", "magrpo.num_turns=2"])
+    config, *_ = resolve("magrpo", parse_arguments("magrpo", line[2:]))
+    assert (config.seed, config.section.max_steps, config.section.num_turns) == (3, 5, 2)
+    assert config.prompts["prefill"] == "I choose"
 
 
 def test_mistakes_on_the_command_line_are_one_line(tmp_path, capsys):
@@ -217,7 +310,7 @@ def test_the_projects_sweeps_are_there_and_read(monkeypatch):
     found: dict[str, set] = {}
     for file in SWEEPS:
         sweep = read_sweep(file)
-        found.setdefault(sweep.program, set()).add(tuple(p.name for p in sweep.parameters))
+        found.setdefault(sweep.program, set()).add(tuple(sweep.parameters))
         assert (sweep.metric, sweep.maximize) == ("eval/reward_mean", True)
         line = sweep.command_line({"a.b": "None"})
         assert line[0] == sys.executable and line[-1] == "a.b=None"
@@ -231,9 +324,11 @@ def test_every_point_of_the_projects_grids_is_a_configuration(file, monkeypatch)
     monkeypatch.chdir(ROOT)
     sweep = read_sweep(file)
     algorithm = sweep.program.removeprefix("train_").removesuffix(".py")
-    ends = [p.choices or (str(p.low), str(p.high)) for p in sweep.parameters]
+    ends = [
+        getattr(p, "choices", None) or (str(p.low), str(p.high)) for p in sweep.parameters.values()
+    ]
     for values in itertools.product(*ends):
-        point = dict(zip([p.name for p in sweep.parameters], values, strict=True))
+        point = dict(zip(sweep.parameters, values, strict=True))
         line = sweep.command_line(point)
         given = parse_arguments(algorithm, line[line.index("--config") :])
         config, *_ = resolve(algorithm, given)
