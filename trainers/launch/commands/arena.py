@@ -157,9 +157,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def plan(arguments: argparse.Namespace) -> Arena:
     """Raise UserError for unknown names and for numbers out of range."""
     if arguments.check is not None:
-        raise UserError(
-            "--check: is now --algorithms NAME=FILE, by the name that FILE gives to main"
-        )
+        raise UserError("--check: is now --algorithms NAME=FILE, with your algorithm's name")
     step = arena_cells.BATCH * arena_cells.TREE
     if arguments.joint_actions < step:
         raise UserError(
