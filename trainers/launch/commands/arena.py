@@ -70,7 +70,7 @@ class Cell:
 
 @dataclass(kw_only=True)
 class Arena:
-    """What is asked for, checked."""
+    """The checked arguments of the command."""
 
     algorithms: dict[str, Algorithm]
     tasks: list[str]

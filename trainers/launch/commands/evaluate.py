@@ -172,14 +172,16 @@ def replace_agents(plan: Plan) -> None:
     write(plan, stage, fields, replacement_table)
 
 
-def acting(plan: Plan, stage: Stage, agent: int, own: Any) -> dict[str, torch.Tensor] | None:
+def acting(
+    plan: Plan, stage: Stage, agent: int, team_weights: Any
+) -> dict[str, torch.Tensor] | None:
     """Load the weights that act in an agent's place (None: nobody does), before the team has its
     own."""
     who = plan.replaced[agent]
     if isinstance(who, weights.Trained):
         return weights.read_weights(who, "--replace")[f"agent_{agent}"]
     if isinstance(who, int):
-        return own[f"agent_{who}"]
+        return team_weights[f"agent_{who}"]
     if who == "silent":
         return None
     if plan.config.init_from is not None:
@@ -208,13 +210,13 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
     sampled = sampling(config, plan.work.roles, plan.greedy)
-    given = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
-    work = given.read_by([team.actor(i).encoder for i in range(section.num_agents)])
+    evaluated_work = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
+    work = evaluated_work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
     tasks = tasks[: section.eval_num_samples]
     tasks = fitting(tasks, work, config.dataset, sampler.encode, sampler.max_length, sampled)
-    asked: Any = CachingSampler(sampler, len(team)) if caching else sampler
+    chosen_sampler: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, evaluated = build_rewards(work)
-    rollout = build_player(config, work, asked, reward if caching else evaluated)
+    rollout = build_player(config, work, chosen_sampler, reward if caching else evaluated)
     return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
 
 
@@ -265,7 +267,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     agents = 1 if plan.baseline == "single" else config.section.num_agents
     order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
     names = [team.name for team in plan.teams]
-    one = names[0] if len(names) == 1 else None
+    checkpoint = names[0] if len(names) == 1 else None
     others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}
     teams = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
     sampled = dataclasses.asdict(stage.sampling)
@@ -273,7 +275,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     return teams | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
-        "checkpoint": one,
+        "checkpoint": checkpoint,
         "weights": [team.weights for team in plan.teams],
         "init_from": None if plan.teams else config.init_from,
         "baseline": plan.baseline,

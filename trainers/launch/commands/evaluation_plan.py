@@ -35,7 +35,7 @@ BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be evaluated, checked."""
+    """A checked evaluation: its configuration, teams and settings."""
 
     config: Config
     work: Work

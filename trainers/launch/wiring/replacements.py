@@ -41,12 +41,12 @@ def check(
     """Return the places as numbers. Raise UserError where an agent cannot act there."""
     size, models = config.section.num_agents, config.agents
     replaced: dict[int, Other] = {}
-    for text, given in pairs:
+    for text, other in pairs:
         if config.section.one_policy:
             raise UserError("--replace: the agents of this run act by one policy; none has its own")
-        who: Other = given
-        if isinstance(given, str) and given not in NOBODY:
-            who = _agent(given, roles, size, NOBODY, "does not exist, as a run or a role")
+        who: Other = other
+        if isinstance(other, str) and other not in NOBODY:
+            who = _agent(other, roles, size, NOBODY, "does not exist, as a run or a role")
         places = [_agent(text, roles, size)] if text != "all" else range(size)
         for place in places:
             item = f"{text}={label(who)}"
