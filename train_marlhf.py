@@ -53,7 +53,7 @@ def reward_base(run: Run[MARLHFConfig]) -> RewardBase:
     from comlrl.preferences.reward_training import RewardBase
 
     config, last = run.config, run.team.agents[-1]
-    agent_base = config.agents[-1] if config.agents is not None else config.agent_model.name
+    agent_base = config.agent_models[-1]
     name = run.section.reward_model_name or agent_base
     same = name == agent_base
     lora = config.lora

@@ -120,7 +120,7 @@ def snippet(run: Run, place: Path) -> str:
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     named = _names(_roles(run, place, folders), folders)
     lora = run.config.get("lora", {}).get("enabled")
-    bases = run.config.get("agents") or [run.config["agent_model"]["name"]] * len(folders)
+    bases = _bases(run) or [run.config["agent_model"]["name"]] * len(folders)
     lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     if lora:
         lines.insert(0, "from peft import PeftModel")
@@ -132,7 +132,7 @@ def snippet(run: Run, place: Path) -> str:
     if not lora:
         for name, agent in zip(named, folders, strict=True):
             lines.append(f"{name} = {model.format(_within(agent))}")
-    elif run.config.get("agents"):
+    elif _bases(run):
         for name, agent, base in zip(named, folders, written, strict=True):
             lines.append(f"base = {model.format(base)}")
             lines.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
@@ -177,7 +177,7 @@ def _agent_card(run: Run, folder: str, role: str) -> str:
 
 def _front_matter(run: Run) -> str:
     """Return the metadata that a hub indexes, without names that are local to this machine."""
-    data, named = str(run.config["dataset"]["name"]), run.config.get("agents")
+    data, named = str(run.config["dataset"]["name"]), _bases(run)
     bases = [name for name in dict.fromkeys(named or [_base(run)]) if _on_hub(name)]
     facts = ModelCardData(
         library_name="peft" if run.config.get("lora", {}).get("enabled") else "transformers",
@@ -194,8 +194,17 @@ def _on_hub(name: str) -> bool:
 
 
 def _base(run: Run) -> str:
-    agents = run.config.get("agents")
-    return ", ".join(dict.fromkeys(agents)) if agents else run.config["agent_model"]["name"]
+    bases = _bases(run)
+    return ", ".join(dict.fromkeys(bases)) if bases else run.config["agent_model"]["name"]
+
+
+def _bases(run: Run) -> list[str]:
+    """Return the model of each agent; empty where all are adapters on one base."""
+    agents, name = run.config.get("agents") or [], run.config["agent_model"]["name"]
+    if isinstance(agents, list):
+        return agents
+    bases = [agent.get("model") or name for agent in agents.values()]
+    return bases if len(set(bases)) > 1 else []
 
 
 def _shared(place: Path) -> bool:

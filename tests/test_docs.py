@@ -116,7 +116,14 @@ def small_runs(place: Path) -> Path:
         capture_output=True, text=True, cwd=place,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    for name in ("outputs/magrpo_coopmini_1", "outputs/magrpo_coopmini_2", "runs/he", "RUN"):
+    names = (
+        "outputs/magrpo_coopmini_1",
+        "outputs/magrpo_coopmini_2",
+        "outputs/aux",
+        "runs/he",
+        "RUN",
+    )
+    for name in names:
         shutil.copytree(first, place / name)
     return place
 

@@ -84,6 +84,8 @@ def _values(key: Key) -> str:
 def reference() -> str:
     """Return the reference page."""
     parts = [HEAD, "## Top of the file\n", table(list(keys_of(sections.Root).values()))]
+    parts += ["## `agents.ROLE`\n", _description(sections.AgentConfig)]
+    parts += [table(list(keys_of(sections.AgentConfig).values()))]
     for name, cls in sections.SECTIONS.items():
         parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [

@@ -65,7 +65,7 @@ VARIANTS = {  # quickstart → further settings of it; keys without a dot are th
         "turn_order=sequential num_turns=2 kl_coef=0.1 entropy_coef=0.01",
         "latent_gradient=policy num_turns=2",
     ),
-    "madpo": ("dpo_reference=start replay=all train_agents=[1] preference_holdout=0.3",),
+    "madpo": ("dpo_reference=start replay=all agents.aux.train=false preference_holdout=0.3",),
     "marlhf": ("rl_algorithm=ppo",),
 }
 SMALL = "batch_size=4 num_generations=4 eval_num_samples=2 eval_answers=1"

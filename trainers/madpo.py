@@ -79,9 +79,8 @@ class MADPOTrainer:
     ) -> None:
         self.section, self.team, self.loop = section, team, loop
         self.sampling, self.collector = sampling, collector
-        self.trained = tuple(section.train_agents or range(len(team)))
         self.round: Round | None = None  # the present one
-        self.optimizers = {i: policy_optimizer(section, team, i) for i in self.trained}
+        self.optimizers = {i: policy_optimizer(section, team, i) for i in team.trained}
         self.reference = ReferenceValues(len(team))
         self.moved = True  # since the round's start
 
@@ -169,11 +168,11 @@ class MADPOTrainer:
         """Return each trained agent's largest gradient norm, their mean, and the learning rate."""
         norm_N = [max(norms_U) for norms_U in zip(*norms_UN, strict=True)]
         of_agents = {
-            f"agent_{i}/gradient_norm": n for i, n in zip(self.trained, norm_N, strict=True)
+            f"agent_{i}/gradient_norm": n for i, n in zip(self.team.trained, norm_N, strict=True)
         }
         return of_agents | {
             "gradient_norm": sum(norm_N) / len(norm_N),
-            "learning_rate": self.optimizers[self.trained[0]].learning_rate,
+            "learning_rate": self.optimizers[self.team.trained[0]].learning_rate,
         }
 
     def _pairs(self, step: Step) -> list[Weighted]:

@@ -117,14 +117,16 @@ class PPOTrainer:
         self.critics = TeamCritics(
             section, team, critic_team, seed=rollout.seed, returns_by_agent=by_agent
         )
-        self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
+        # of each policy that is trained
+        self.optimizers = [policy_optimizer(section, team, i) for i in team.trained]
 
     def train(self) -> None:
         self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
         parts: dict[str, Part] = {**self.team.parts(), "kl_coef": self.kl}
-        parts |= {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+        optimizers = zip(self.team.trained, self.optimizers, strict=True)
+        parts |= {f"optimizer_{i}": optimizer for i, optimizer in optimizers}
         return {**parts, **self.critics.parts()}
 
     def credit(self, rolled: Rolled) -> list[Improvement]:
@@ -132,9 +134,9 @@ class PPOTrainer:
         first update."""
         decisions, critics = rolled.decisions, self.critics
         values = critics.values(decisions)
-        policies = [self._measured(index, rolled, values) for index in range(len(self.team))]
+        policies = [self._measured(index, rolled, values) for index in self.team.trained]
         penalty = self._penalty(decisions, policies)
-        for index, critic in enumerate(values):
+        for index, critic in zip(critics.policies, values, strict=True):
             chains = decisions.chains(critics.credited(index))
             advantage = critic.credit(chains, decisions.reward, penalty)
             for improvement in policies:
@@ -147,12 +149,12 @@ class PPOTrainer:
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
         """Update the policies and the critics; return metrics, bare (means) and of each agent."""
         acted = [improvement.acted(self.team.processes) for improvement in policies]
-        for index, improvement in enumerate(policies):
-            if not acted[index]:
+        for place, improvement in enumerate(policies):
+            if not acted[place]:
                 continue
             improvement.metrics |= self._standardize(improvement.policy)
-            with self.team.acting(index):
-                improvement.metrics |= self._update(index, improvement, rolled)
+            with self.team.acting(improvement.policy.agent.index):
+                improvement.metrics |= self._update(place, improvement, rolled)
         values = list(dict.fromkeys(improvement.values for improvement in policies))
         of_critics = self.critics.learn(values, lambda: self._passes(rolled, "critic"))
         of_team = of_critics[0] if self.critics.centralized else {}
@@ -160,7 +162,10 @@ class PPOTrainer:
             for improvement, metrics in zip(policies, of_critics, strict=True):
                 improvement.metrics |= metrics
         of_team["updates"] = max(improvement.metrics.pop("updates", 0) for improvement in policies)
-        metrics = agent_means([improvement.metrics for improvement in policies]) | of_team
+        metrics_N: list[dict[str, float]] = [{} for _ in self.team.agents]
+        for improvement in policies:
+            metrics_N[improvement.policy.agent.index] = improvement.metrics
+        metrics = agent_means(metrics_N) | of_team
         if self.section.kl_target is not None and "kl" in metrics:
             self.kl.adapt(metrics["kl"], rolled.scored)
         return metrics | {"learning_rate": self.optimizers[0].learning_rate}
@@ -184,7 +189,7 @@ class PPOTrainer:
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """Measure what a policy, its reference and a head on its states say of the samples."""
         section, temperature = self.section, self.sampling.for_agent(index).temperature
-        critic = values[0 if self.critics.centralized else index]
+        critic = values[0 if self.critics.centralized else self.critics.policies.index(index)]
         key, states_B = (
             (self.rollout.seed, "minibatches", rolled.index, 0),
             rolled.decisions.states_B,
@@ -230,21 +235,26 @@ class PPOTrainer:
                 paid.of_completion[number] = self.kl.value * (logprob_L - reference_of[number])
         if section.granularity == "token":
             return paid
-        summed, of_turn = PerToken(), paid.of_completion
-        for number, logprob_L in of_turn.items():
+        summed, of_turn = PerToken(), paid.of_completion  # those of untrained agents pay nothing
+        for number, decision in enumerate(decisions.numbered):
+            if number not in of_turn and self.team.actor(decision.agent).trained:
+                continue  # a completion without tokens
             others = [number]
             if self.critics.centralized and not self.rollout.returns_by_agent:
                 first = number - decisions[number].agent  # of its joint action
                 others = [*range(first, first + section.num_agents)]
-            parts = [of_turn[n].to(logprob_L) for n in others]
-            summed.of_completion[number] = torch.stack([part.sum() for part in parts]).sum()[None]
+            parts = [of_turn[n] for n in others if n in of_turn]
+            like = of_turn.get(number, parts[0] if parts else torch.zeros(1))
+            sums = [part.to(like).sum() for part in parts or [like]]
+            summed.of_completion[number] = torch.stack(sums).sum()[None]
         return summed
 
-    def _update(self, index: int, improvement: Improvement, rolled: Rolled) -> dict[str, float]:
-        """Make some epochs of clipped updates of a policy, and of a head on its states."""
-        optimizers = [self.optimizers[index]]
+    def _update(self, place: int, improvement: Improvement, rolled: Rolled) -> dict[str, float]:
+        """Make some epochs of clipped updates of a policy, and of a head on its states. ``place``:
+        among the trained."""
+        optimizers = [self.optimizers[place]]
         if improvement.values.head is not None:
-            optimizers.append(self.critics.optimizers[index])
+            optimizers.append(self.critics.optimizers[place])
 
         def update(chosen: list[int], sums: Sums, progress: float) -> float:
             return improvement.policy.update(

@@ -184,7 +184,7 @@ class ActorCriticConfig(CommonConfig):
                 f"{name}.handoff: '{self.handoff}'; rollouts are chains, so that every sample is "
                 "followed: give null"
             )
-        if self.one_policy and config.agents is not None:
+        if self.one_policy and isinstance(config.agents, tuple):
             yield (
                 f"agents: {list(config.agents)}; these agents share one policy: give "
                 "agent_model.name, and agents=null"

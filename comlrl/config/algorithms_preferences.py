@@ -188,7 +188,6 @@ class MADPOConfig(PreferenceConfig):
         at_most=1,
     )
     use_environment_step: bool = key(True, "x-axis: 2 · pairs trained; false: candidates scored")
-    train_agents: list[int] | None = key(None, "agents that learn; null: all; [1]: only the second")
 
     trained_online: ClassVar[bool] = False
 
@@ -213,16 +212,6 @@ class MADPOConfig(PreferenceConfig):
                 f"{name}.max_env_steps: {self.max_env_steps} alone may never end a run whose steps "
                 "are labelled candidates (use_environment_step=false), because its rounds label "
                 "only so many; give num_train_epochs or max_steps too"
-            )
-        agents = self.train_agents
-        if agents is not None and (
-            not agents
-            or len(set(agents)) < len(agents)
-            or not all(0 <= agent < self.num_agents for agent in agents)
-        ):
-            yield (
-                f"{name}.train_agents: {list(agents)}; give numbers from 0 to "
-                f"{self.num_agents - 1}, each once, or null"
             )
 
 

@@ -92,8 +92,13 @@ REMOVED = {
     "maac": "give ppo",
     "mlflow": "log with trackio, wandb or TensorBoard",
     "comparator": "leave it out; the task reward compares",
+    "train_agents": "give the other agents agents.ROLE.train=false",
 }
-WITHOUT_EFFECT = {"mlflow": None, "comparator": "reward"}  # values that files of older runs hold
+WITHOUT_EFFECT = {
+    "mlflow": None,
+    "comparator": "reward",
+    "train_agents": None,
+}  # values that files of older runs hold
 PAGE = "docs/migration.md"  # of keys that have changed
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
@@ -21,7 +21,7 @@ from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
 from comlrl.config.hints import WITHOUT_EFFECT, hint
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
-from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, RoleSampling, Root
+from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, AgentConfig, RoleSampling, Root
 from comlrl.config.yaml_values import (
     Setting,
     check_text,
@@ -146,7 +146,7 @@ class Loader:
         shared: dict[str, Any] = {n: None if n in off else self._section(n) for n in SECTIONS}
         return Config(
             algorithm=self.algorithm,
-            agents=_tuple(self._root.agents),
+            agents=_agents(self._root.agents),
             agent_devices=_tuple(self._root.agent_devices),
             domain=self._root.domain,
             prompts=dict(self._root.prompts),
@@ -207,7 +207,10 @@ class Loader:
 
     def _absolute(self, key: str, value: Any, setting: Setting) -> Any:
         head, _, tail = key.partition(".")
-        if (f"<algo>.{tail}" if head in self.algorithm_sections else key) not in paths.KEYS:
+        generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
+        if head == "agents" and (tail.endswith(".model") or isinstance(value, dict)):
+            generic = head
+        if generic not in paths.KEYS:
             return value
         folders = [self.beside, Path.cwd()]
         return paths.absolute(value, folders[::-1] if setting.source[:2] == "--" else folders)
@@ -220,6 +223,11 @@ class Loader:
         target, name = located
         option = self._key(key)
         assert option is not None
+        if key.startswith("agents.") and isinstance(self._root.agents, ListConfig):
+            raise UserError(
+                f"{key}: {printed(value)} ({setting.source}), and agents is a list; write it as a "
+                "mapping, {ROLE: {model: NAME}}"
+            )
         if isinstance(value, float) and value.is_integer() and int in option.members:
             value = int(value)  # 1e6 is a whole number to a person
         truth = option.members == (bool,)
@@ -244,7 +252,8 @@ class Loader:
         if option is None:
             return None
         if section not in self.sections:
-            return (self._root, key) if not name or option.is_mapping else None
+            nested = option.is_mapping or option.annotation is Any
+            return (self._root, key) if not name or nested else None
         head, _, rest = name.partition(".")
         nested = option.is_mapping or isinstance(self._values[section][head], Mapping)
         return (self._values[section], name) if nested or not rest else None
@@ -290,30 +299,53 @@ def share_common_keys(config: Config, sources: Mapping[str, str]) -> Config:
     return dataclasses.replace(config, sections={**config.sections, **shared})
 
 
-def _checked(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check settings of ``RoleSampling``. Raise UserError for an unknown key or another type."""
-    keys = keys_of(RoleSampling)
-    for key, value in values.items():
+def _checked(name: str, values: Any, cls: type) -> Any:
+    """Return a ``cls`` of these settings. Raise UserError for what is no mapping, an unknown key or
+    another type."""
+    keys = keys_of(cls)
+    if values is not None and not isinstance(values, dict):
+        raise UserError(f"{name}: {values!r} is not a mapping; write {name}.KEY=VALUE")
+    for key, value in (values or {}).items():
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(keys)}"
             raise UserError(f"{name}.{key}: unknown key, given {value!r}; {hint}")
         if not any(fits(value, member) for member in keys[key].members):
             raise UserError(f"{name}.{key}: {value!r} is not valid; give {keys[key].expected}")
-    return values
+    return cls(**(values or {}))
 
 
 def _sampling(by_role: Any) -> dict[str, RoleSampling]:
     """Return ``sampling`` with its values checked. Raise UserError."""
-    settings = {}
-    for role, values in by_role.items():
-        if values is not None and not isinstance(values, dict):
-            raise UserError(
-                f"sampling.{role}: {values!r} is not a mapping; write sampling.{role}.KEY=VALUE"
-            )
-        if values:
-            settings[role] = RoleSampling(**_checked(f"sampling.{role}", values))
-    return settings
+    checked = {role: _checked(f"sampling.{role}", v, RoleSampling) for role, v in by_role.items()}
+    return {role: sampling for role, sampling in checked.items() if by_role[role]}
+
+
+def _agents(value: Any) -> tuple[str, ...] | dict[str, AgentConfig] | None:
+    """Return ``agents`` with its values checked. Raise UserError."""
+    if isinstance(value, DictConfig | ListConfig):
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, list):
+        for item in value:
+            if not isinstance(item, str):
+                raise UserError(
+                    f"agents: {item!r} is not the name of a model; give a name for each agent, or "
+                    "a mapping {ROLE: {KEY: VALUE}}"
+                )
+        return tuple(value)
+    if value is not None and not isinstance(value, dict):
+        raise UserError(
+            f"agents: {value!r}; give a list of models' names, or {{ROLE: {{KEY: VALUE}}}}"
+        )
+    agents = {
+        role: _checked(f"agents.{role}", values, AgentConfig)
+        for role, values in (value or {}).items()
+    }
+    for role, agent in agents.items():
+        if agent.sampling is not None:
+            sampling = _checked(f"agents.{role}.sampling", agent.sampling, RoleSampling)
+            agents[role] = dataclasses.replace(agent, sampling=sampling)
+    return agents or None
 
 
 def _tuple(items: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -23,6 +23,11 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
     the first that has it; return anything else as it is."""
     if isinstance(value, list):
         return [absolute(item, folders) for item in value]
+    if isinstance(value, dict):  # of ``agents``
+        return {
+            key: absolute(item, folders) if key == "model" or isinstance(item, dict) else item
+            for key, item in value.items()
+        }
     if not isinstance(value, str):
         return value
     name = Path(os.path.expanduser(value.strip()))

@@ -6,20 +6,23 @@ Both are frozen and typed, and check themselves: a section knows the whole that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from comlrl.config.algorithms_common import Advantage, CommonKeys
 from comlrl.config.keys import out_of_range
+from comlrl.config.plugins.targets import near
 from comlrl.config.sections import (
     SECTIONS as SHARED,
 )
 from comlrl.config.sections import (
+    AgentConfig,
     AgentModelConfig,
     DatasetConfig,
     DistributedConfig,
+    EvaluationConfig,
     ExternalConfig,
     GenerationConfig,
     LoraSection,
@@ -188,7 +191,8 @@ class Config:
     domain: str
     prompts: Mapping[str, str]
     agent_model: AgentModelConfig
-    agents: tuple[str, ...] | None  # one model name for each agent: separate models
+    # one model name for each agent: separate models; or what is particular to agents, by role
+    agents: tuple[str, ...] | Mapping[str, AgentConfig] | None
     lora: LoraSection
     dataset: DatasetConfig
     seed: int
@@ -203,6 +207,7 @@ class Config:
     trackio: TrackioConfig | None
     generation: GenerationConfig
     distributed: DistributedConfig
+    evaluation: EvaluationConfig
     agent_devices: tuple[str, ...] | None
     sampling: Mapping[str, RoleSampling]  # by role, of agents with settings of their own
     # the algorithm's section, and that of the algorithm that MARLHF learns by online
@@ -237,17 +242,51 @@ class Config:
     @property
     def shares_base(self) -> bool:
         """Return whether all agents are adapters on one frozen base."""
-        return self.agents is None and self.lora.enabled
+        apart = isinstance(self.agents, tuple) or len(set(self.agent_models)) > 1
+        return self.lora.enabled and not apart
+
+    @property
+    def team(self) -> tuple[AgentConfig, ...]:
+        """Return what each agent is configured by, its model filled in; whatever form ``agents``
+        has."""
+        agents = [AgentConfig()] * self.section.num_agents
+        if isinstance(self.agents, tuple):
+            agents = [AgentConfig(model=name) for name in self.agents]
+        elif self.agents is not None and not self.section.one_policy:
+            agents = list(self.agents.values())  # of all agents, in order: ``with_roles``
+        return tuple(replace(a, model=a.model or self.agent_model.name) for a in agents)
 
     @property
     def agent_models(self) -> tuple[str, ...]:
         """Return the model of each agent."""
-        return self.agents or (self.agent_model.name,) * self.section.num_agents
+        return tuple(str(agent.model) for agent in self.team)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Return the model of each policy that is trained."""
-        return self.agents or (self.agent_model.name,) * self.section.policies
+        """Return the model of each policy."""
+        return self.agent_models[: self.section.policies]
+
+    @property
+    def role_sampling(self) -> Mapping[str, RoleSampling]:
+        """Return how the agents that sample otherwise than the rest do, by role."""
+        entries = self.agents.items() if isinstance(self.agents, Mapping) else ()
+        return {**self.sampling, **{role: a.sampling for role, a in entries if a.sampling}}
+
+    def with_roles(self, roles: Sequence[str]) -> Config:
+        """Return the same with an entry of ``agents`` for every role, in their order.
+
+        Raises UserError for a role that there is not.
+        """
+        if not isinstance(self.agents, Mapping):
+            return self
+        for role in self.agents:
+            if role not in roles:
+                raise UserError(
+                    f"agents.{role}: no agent has this role; {near(role, roles, 'there are {}')}"
+                )
+        if self.section.one_policy:
+            return self
+        return replace(self, agents={role: self.agents.get(role, AgentConfig()) for role in roles})
 
     @property
     def keeps_final_model(self) -> bool:
@@ -290,11 +329,12 @@ class Config:
             yield from section.problems(name, self)
         team = self.section.num_agents
         for name, entries in (("agents", self.agents), ("agent_devices", self.agent_devices)):
-            if entries is not None and len(entries) != team:
+            if isinstance(entries, tuple) and len(entries) != team:
                 yield (
                     f"{name}: {list(entries)} has {len(entries)} entries for "
                     f"{self.algorithm}.num_agents={team}; give one for each agent"
                 )
+        yield from self._agent_problems()
         if self.online.takes_ratios and self.lora.dropout > 0:
             yield (
                 f"lora.dropout: {self.lora.dropout} would be part of the importance ratio, which "
@@ -314,6 +354,36 @@ class Config:
             yield (
                 f"agent_model.max_length: {self.agent_model.max_length} leaves no room for a "
                 f"prompt before {self.algorithm}.max_new_tokens={self.section.max_new_tokens}"
+            )
+
+    def _agent_problems(self) -> Iterator[str]:
+        agents = self.agents if isinstance(self.agents, Mapping) else {}
+        for role, agent in agents.items():
+            key = f"agents.{role}"
+            yield from out_of_range(key, agent)
+            if agent.sampling and role in self.sampling:
+                yield f"{key}.sampling: {role} is in `sampling` too; give one of them"
+            alike = replace(AgentConfig(), sampling=agent.sampling)
+            different = [
+                f.name
+                for f in dataclasses.fields(agent)
+                if getattr(agent, f.name) != getattr(alike, f.name)
+            ]
+            if self.section.one_policy and different:
+                yield (
+                    f"{key}.{different[0]}: {getattr(agent, different[0])!r} with "
+                    f"{self.algorithm}, whose agents act by one policy; leave it out, or give it "
+                    "for all of them in the common sections"
+                )
+            if not agent.train and agent.learning_rate is not None:
+                yield (
+                    f"{key}.learning_rate: {agent.learning_rate}, and {key}.train=false: its "
+                    "weights stay as they are; leave one of them out"
+                )
+        if sum(not agent.train for agent in agents.values()) >= self.section.num_agents:
+            yield (
+                f"agents.{next(iter(agents))}.train: false, as of all agents, so that nothing is "
+                "trained; leave it out for one of them"
             )
 
     def to_dict(self) -> dict[str, Any]:

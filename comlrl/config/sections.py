@@ -36,7 +36,7 @@ class AgentModelConfig(Section):
     name: str = key(
         "builtin:tiny-coder",
         "builtin:tiny-coder, builtin:tiny-player (arena), a hub name or a local folder",
-        unused_if=(Unused("agents names every model", lambda _, c: c.agents is not None),),
+        unused_if=(Unused("agents names every model", lambda s, c: s.name not in c.agent_models),),
     )
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = key(
         "auto",
@@ -369,6 +369,17 @@ class DistributedConfig(Section):
 
 
 @dataclass(frozen=True)
+class EvaluationConfig(Section):
+    """How agents sample in evaluations, during training and by evaluate.py."""
+
+    temperature: float | None = key(
+        None, "0: the likeliest tokens; null: as in training", at_least=0
+    )
+    top_p: float | None = key(None, "null: as in training; 1: no truncation", above=0, at_most=1)
+    max_new_tokens: int | None = key(None, "null: as in training", at_least=1)
+
+
+@dataclass(frozen=True)
 class RoleSampling:
     """One agent's sampling; null: the algorithm's section."""
 
@@ -377,6 +388,25 @@ class RoleSampling:
     top_p: float | None = key(None, "nucleus", above=0, at_most=1)
     top_k: int | None = key(None, "tokens at most", at_least=1)
     stop: list[str] | None = key(None, "texts that end it, in place of agent_model.stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """What is particular to one agent; null: as the common sections have it."""
+
+    model: str | None = key(None, "its base model; null: agent_model.name")
+    learning_rate: float | None = key(
+        None, "of its optimizer; null: the algorithm's section", above=0
+    )
+    sampling: Any = key(None, "temperature, top_p, top_k, max_new_tokens and stop")
+    train: bool = key(
+        True,
+        "false: it acts and is not updated; checkpoints do not hold it, and `init_from` may give "
+        "it an earlier run's weights",
+    )
+    template_arguments: dict[str, Any] = key(
+        {}, "arguments of its chat template, beside agent_model.template_arguments"
+    )
 
 
 SECTIONS: dict[str, type] = {
@@ -393,6 +423,7 @@ SECTIONS: dict[str, type] = {
     "trackio": TrackioConfig,
     "generation": GenerationConfig,
     "distributed": DistributedConfig,
+    "evaluation": EvaluationConfig,
 }
 OPTIONAL_SECTIONS = ("wandb", "trackio")  # off where a file has none of them
 
@@ -418,8 +449,9 @@ class Root:
         None,
         "start weights: a run of any algorithm, its best_model, …, or adapters in PEFT's format",
     )
-    agents: list[str] | None = key(
+    agents: Any = key(
         None,
-        "one model for each agent, instead of adapters on agent_model",
+        "role → what is particular to that agent (below); or a list with one model for each "
+        "agent, instead of adapters on agent_model",
     )
     agent_devices: list[str] | None = key(None, "device of each of `agents`, e.g. [cuda:0, cuda:1]")

@@ -42,7 +42,7 @@ def sampled_apart(name: str) -> Unused:
     """Return the condition that ``sampling`` gives every agent a value of this key."""
 
     def everywhere(_: Any, config: Any) -> bool:
-        values = [getattr(role, name) for role in config.sampling.values()]
+        values = [getattr(role, name) for role in config.role_sampling.values()]
         return len(values) == config.section.num_agents and None not in values
 
     return Unused(f"sampling gives every agent its own {name}", everywhere)

@@ -23,7 +23,7 @@ def weights_of(team: Team, agent: int) -> int:
         for name, p in model.named_parameters()
         if "lora_" not in name and id(p) not in looked_up
     )
-    return count + (0 if member.peft is None else sum(p.numel() for p in member.parameters()))
+    return count + (0 if member.peft is None else sum(p.numel() for p in member.named().values()))
 
 
 def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, float]:

@@ -53,15 +53,16 @@ class PolicyLearner:
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling = sampling
         self.refill = 0 if section.advantage in ("raw", "greedy") else section.refill
-        self.optimizers = [policy_optimizer(section, team, i) for i in range(len(team))]
+        # of each agent that is trained
+        self.optimizers = [policy_optimizer(section, team, i) for i in team.trained]
 
     def train(self) -> None:
         self.loop.train(self)
 
     def parts(self) -> Mapping[str, Part]:
         """Return the parts that a checkpoint stores."""
-        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
-        return self.team.parts() | optimizers
+        optimizers = zip(self.team.trained, self.optimizers, strict=True)
+        return self.team.parts() | {f"optimizer_{i}": optimizer for i, optimizer in optimizers}
 
     def refilled(
         self, step: Step, trees: Sequence[RolloutResult]
@@ -86,9 +87,13 @@ class PolicyLearner:
     def _teaches(self, step: Step, tree: RolloutResult) -> bool:
         section, nothing = self.section, Span(0.0, 0.0)
         decisions = decisions_of([tree], section.discount, section.optimistic)
-        return any(
-            self.credit(Rolled(decisions=decisions, index=step.index, span=nothing, scored=0))
-        )
+        rolled = Rolled(decisions=decisions, index=step.index, span=nothing, scored=0)
+        return any(self._trained_credit(decisions, self.credit(rolled)))
+
+    def _trained_credit(self, decisions: Decisions, credit_D: Sequence[float]) -> list[float]:
+        """Return the credit, 0 for the decisions of agents that are not trained."""
+        pairs = zip(decisions.numbered, credit_D, strict=True)
+        return [credit if self.team.actor(d.agent).trained else 0.0 for d, credit in pairs]
 
     def credit(self, rolled: Rolled) -> list[float]:
         """Return a number for each decision: the weight of its log-probability's gradient."""
@@ -103,6 +108,7 @@ class PolicyLearner:
     def learn(self, rolled: Rolled, credit_D: Sequence[float]) -> dict[str, float]:
         """Update every agent; return metrics of each agent, and their means over the agents."""
         section, decisions, agents = self.section, rolled.decisions, range(len(self.team))
+        trained, credit_D = self.team.trained, self._trained_credit(decisions, credit_D)
         parts = self._parts(decisions, credit_D)
         if len(parts) > 1 and not section.takes_ratios and rolled.index == 1:
             notice(
@@ -110,12 +116,12 @@ class PolicyLearner:
                 f"{section.train_batch_size}): not strictly on-policy"
             )
         rows_UN = self._rows(decisions, credit_D)
-        policies = [
-            self._policy(
-                agent, [row for rows_N in rows_UN for row in rows_N[agent.index]], credit_D
+        policies = {
+            i: self._policy(
+                self.team.agents[i], [row for rows_N in rows_UN for row in rows_N[i]], credit_D
             )
-            for agent in self.team.agents
-        ]
+            for i in trained
+        }
         rows_PN = [[[r for u in part for r in rows_UN[u][i]] for i in agents] for part in parts]
         if section.takes_ratios:  # what other updates come before, batched as there
             self._each(lambda i: policies[i].measure([rows_N[i] for rows_N in rows_PN[1:]]))
@@ -125,43 +131,44 @@ class PolicyLearner:
             nodes = sum((decisions.nodes_U[unit] for unit in part), Counter[int]())
             progress = rolled.span.at(u, len(updates))
             norms_UN.append(self._update(policies, rows_N, nodes, sums_N, progress))
-        metrics_N = [
-            self._metrics(i, sums_N[i].all_reduced(self.team.processes))
-            | {"gradient_norm": max(norms_N[i] for norms_N in norms_UN)}
-            for i in agents
-        ]
+        metrics_N: list[dict[str, float]] = [{} for _ in agents]
+        for place, i in enumerate(trained):
+            norms = [norms_U[place] for norms_U in norms_UN]
+            sums = sums_N[i].all_reduced(self.team.processes)
+            metrics_N[i] = self._metrics(i, sums) | {"gradient_norm": max(norms)}
         ends = {"learning_rate": self.optimizers[0].learning_rate, "updates": float(len(updates))}
         return agent_means(metrics_N) | ends
 
     def _update(
         self,
-        policies: Sequence[PolicyUpdate],
+        policies: Mapping[int, PolicyUpdate],
         rows_N: Sequence[Sequence[Row]],
         nodes: Mapping[int, int],
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
-        """Make one optimizer step of every agent; return each one's gradient norm. ``nodes``: of
-        this process, by the agent."""
-        counts = {i: nodes[i] for i in range(len(policies))}
+        """Make one optimizer step of every trained agent; return each one's gradient norm.
+        ``nodes``: of this process, by the agent."""
+        counts = {i: nodes[i] for i in policies}
+        optimizers = dict(zip(policies, self.optimizers, strict=True))
         of_team = self.team.processes.all_reduce_counts(counts)
 
         def gradients(i: int) -> None:
             completions = int(of_team[i]) * self.section.shape.generations(i)
             loss = partial(self.loss, policies[i])
-            policies[i].gradients(rows_N[i], [self.optimizers[i]], completions, sums_N[i], loss)
+            policies[i].gradients(rows_N[i], [optimizers[i]], completions, sums_N[i], loss)
 
         self._each(gradients)
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
     def _each(self, work: Callable[[int], None]) -> None:
-        """Call ``work`` with each agent's index, while that agent acts."""
+        """Call ``work`` with each trained agent's index, while that agent acts."""
 
         def run(index: int) -> None:
             with self.team.acting(index):
                 work(index)
 
-        jobs = [partial(run, index) for index in range(len(self.team))]
+        jobs = [partial(run, index) for index in self.team.trained]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
 
     def _parts(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[int]]:
@@ -189,6 +196,8 @@ class PolicyLearner:
         for of_nodes in decisions.of_unit():
             rows_UN.append([[] for _ in self.team.agents])
             for (agent, _), numbers in of_nodes.items():
+                if agent not in self.team.trained:
+                    continue
                 learned = [
                     n for n in numbers
                     if decisions[n].completion.token_ids and (credit_D[n] or always)

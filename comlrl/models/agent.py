@@ -42,7 +42,14 @@ class Agent:
     start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
     chat: Literal["auto", True, False] = "auto"  # ``agent_model.chat``
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    trained: bool = True  # False: it acts, and its weights stay as they are
+    learning_rate: float | None = None  # of its optimizer; None: the algorithm's section
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
+
+    def __post_init__(self) -> None:
+        if not self.trained:
+            for parameter in self.named().values():
+                parameter.requires_grad_(False)
 
     @property
     def adapter(self) -> str:
@@ -131,11 +138,12 @@ class Agent:
         return checkpointed + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return the weights that this agent trains: its adapter's, or all of its model's."""
-        return list(self.named().values())
+        """Return the weights that this agent trains: its adapter's, all of its model's, or none."""
+        return list(self.named().values()) if self.trained else []
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights by name; names are the same for every agent."""
+        """Return its adapter's weights, or all of its model's, by name; names are the same for
+        every agent."""
         return {name: stored(weight) for name, weight in self.named().items()}
 
     def peft_state(self) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
-from comlrl.config.sections import AgentModelConfig, LoraSection
+from comlrl.config.sections import AgentConfig, AgentModelConfig, LoraSection
 from comlrl.errors import UserError
 from comlrl.models.agent import REFERENCE, Agent
 from comlrl.models.fast.decoder import fast_decoder
@@ -61,6 +61,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
         devices=(config.agent_devices or (device or default_device(),) * count)[:count],
         reference=reference,
         begun_elsewhere=config.init_from is not None,
+        settings=config.team,
     )
 
 
@@ -73,6 +74,7 @@ def load_team(
     devices: Sequence[str],
     reference: bool = False,
     begun_elsewhere: bool = False,
+    settings: Sequence[AgentConfig] = (),
     key: str = MODEL_KEY,
 ) -> Team:
     """Load an agent for each of ``models``: adapters of the first one, or each a separate model.
@@ -81,9 +83,12 @@ def load_team(
         shares_base: whether the agents are adapters of one model.
         reference: as for ``build_team``.
         begun_elsewhere: whether the adapters will be given other weights to start from.
+        settings: what is particular to each; none: nothing.
         key: what names the models, in errors.
     """
     agents: list[Agent] = []
+    settings = settings or [AgentConfig()] * len(models)
+    untrained = [i for i, agent in enumerate(settings) if not agent.train]
     indices_M = [range(len(models))] if shares_base else [[i] for i in range(len(models))]
     for indices in indices_M:
         name, device = models[indices[0]], devices[indices[0]]
@@ -92,9 +97,9 @@ def load_team(
         copies: list[str | None] = [None] * len(indices)
         if lora.enabled:
             copied = reference and begun_elsewhere
-            peft, copies = _with_adapters(model, name, lora, indices, copied)
+            peft, copies = _with_adapters(model, name, lora, indices, copied, untrained)
             router = add_router(model)
-        elif reference:
+        elif reference and indices[0] not in untrained:
             frozen = copy.deepcopy(model).requires_grad_(False)
             start = Agent(
                 index=indices[0],
@@ -118,7 +123,12 @@ def load_team(
                 start=start,
                 start_adapter=start_adapter,
                 chat=section.chat,
-                template_arguments=section.template_arguments,
+                template_arguments={
+                    **section.template_arguments,
+                    **settings[index].template_arguments,
+                },
+                trained=settings[index].train,
+                learning_rate=settings[index].learning_rate,
             )
             agents.append(agent)
     return Team(
@@ -275,11 +285,17 @@ def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
 
 
 def _with_adapters(
-    model: PreTrainedModel, name: str, section: LoraSection, indices: Sequence[int], copies: bool
+    model: PreTrainedModel,
+    name: str,
+    section: LoraSection,
+    indices: Sequence[int],
+    copies: bool,
+    untrained: Sequence[int],
 ) -> tuple[PeftModel, list[str | None]]:
     """Return the model with an adapter for each agent, and each one's frozen reference.
 
     ``copies``: whether that is a copy of the initial adapter (``init_from``), and not the base.
+    ``untrained``: agents that are their own reference.
     """
     modules = section.target_modules
     settings = LoraConfig(
@@ -289,12 +305,12 @@ def _with_adapters(
         target_modules=modules if isinstance(modules, str) else list(modules),
         task_type="CAUSAL_LM",
     )
-    starts = [f"{REFERENCE}_{i}" for i in indices if copies]
+    starts = [f"{REFERENCE}_{i}" if copies and i not in untrained else None for i in indices]
     try:
         peft = get_peft_model(model, settings, adapter_name=f"agent_{indices[0]}")
         for index in indices[1:]:
             peft.add_adapter(f"agent_{index}", settings)
-        for start in starts:
+        for start in filter(None, starts):
             frozen = copy.copy(settings)
             frozen.lora_dropout = 0.0
             peft.add_adapter(start, frozen)
@@ -313,4 +329,4 @@ def _with_adapters(
     for key, parameter in peft.named_parameters():
         parameter.requires_grad_("lora_" in key and f".{REFERENCE}_" not in key)
     peft.eval()
-    return peft, list(starts) or [None] * len(indices)
+    return peft, starts

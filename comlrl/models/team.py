@@ -49,6 +49,11 @@ class Team:
         return self.agents[0 if len(self.agents) == 1 else index]
 
     @property
+    def trained(self) -> tuple[int, ...]:
+        """The indices of the agents that are trained; the others act as they are."""
+        return tuple(agent.index for agent in self.agents if agent.trained)
+
+    @property
     def device(self) -> torch.device:
         """The device of the first agent."""
         return self.agents[0].device
@@ -109,9 +114,13 @@ class Team:
         """Activate the reference policy, which is the run's initial policy.
 
         It is the base with the adapter off, or with the frozen first adapter, or the frozen first
-        copy.
+        copy. An agent that is not trained is its own reference.
         """
         agent = self.agents[index]
+        if not agent.trained:
+            with self.acting(index):
+                yield agent
+            return
         if agent.router is not None:
             with agent.router.only(agent.start_adapter):
                 yield agent
@@ -152,19 +161,25 @@ class Team:
             agent.tokenizer.save_pretrained(target)
 
     def parts(self) -> dict[str, Agent | Reference]:
-        """Return a checkpoint's parts of the team: the agents by name, and separate references."""
+        """Return a checkpoint's parts of the team: the trained agents by name, and separate
+        references."""
         starts = {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
-        return {agent.adapter: agent for agent in self.agents} | starts
+        return {agent.adapter: agent for agent in self.agents if agent.trained} | starts
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
-        """Take the weights of ``parts``. Raises UserError where they do not fit."""
+        """Take the weights of ``parts``, and those of agents that are not trained where there are
+        any. Raises UserError where they do not fit."""
         for name, part in self.parts().items():
             part.load_tensors(tensors[name])
+        for agent in self.agents:
+            if not agent.trained and agent.adapter in tensors:
+                agent.load_tensors(tensors[agent.adapter])
 
     def begin_with(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
         """Start from ``agent_N`` → its weights; they are the reference too."""
         for agent in self.agents:
-            agent.load_tensors(tensors[agent.adapter])
+            if agent.adapter in tensors:  # a checkpoint lacks those that were not trained
+                agent.load_tensors(tensors[agent.adapter])
         for agent in self._started:
             Reference(agent).load_tensors(tensors[agent.adapter])
 

@@ -194,5 +194,6 @@ def optimizer_of(
 
 def policy_optimizer(section: CommonConfig, team: Team, index: int) -> AgentOptimizer:
     """Build an optimizer of what an agent's policy trains."""
-    parameters, processes = team.agents[index].parameters(), team.processes
-    return optimizer_of(section, parameters, section.learning_rate, index, processes=processes)
+    agent, processes = team.agents[index], team.processes
+    rate = agent.learning_rate or section.learning_rate
+    return optimizer_of(section, agent.parameters(), rate, index, processes=processes)

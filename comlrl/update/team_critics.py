@@ -41,10 +41,11 @@ class TeamCritics:
         for each critic. ``returns_by_agent``: a centralized critic has a head for each agent."""
         self.section, self.team, self.language_team = section, team, language_team
         self.centralized = section.critic == "centralized"
+        self.policies = (0,) if self.centralized else team.trained  # of each critic
         heads = section.num_agents if self.centralized and returns_by_agent else 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.networks = [self._network(index, heads) for index in range(section.critics)]
+            self.networks = [self._network(index, heads) for index in self.policies]
         self.optimizers: list[AgentOptimizer] = [
             optimizer_of(
                 section,
@@ -53,7 +54,7 @@ class TeamCritics:
                 index,
                 processes=team.processes,
             )
-            for index, network in enumerate(self.networks)
+            for index, network in zip(self.policies, self.networks, strict=True)
         ]
 
     def _network(self, index: int, heads: int) -> Critic:
@@ -66,8 +67,12 @@ class TeamCritics:
 
     def parts(self) -> Mapping[str, Critic | AgentOptimizer]:
         """Return the parts that a checkpoint stores."""
-        networks = {f"critic_{i}": network for i, network in enumerate(self.networks)}
-        return networks | {f"critic_optimizer_{i}": o for i, o in enumerate(self.optimizers)}
+        networks = zip(self.policies, self.networks, strict=True)
+        optimizers = zip(self.policies, self.optimizers, strict=True)
+        return {
+            **{f"critic_{i}": network for i, network in networks},
+            **{f"critic_optimizer_{i}": optimizer for i, optimizer in optimizers},
+        }
 
     def acting(self, index: int) -> Sequence[int]:
         """Return the agents that act by a policy, or of whom an independent critic is."""
@@ -88,11 +93,11 @@ class TeamCritics:
             StepValues(
                 self.section,
                 self.team.processes,
-                self._reader(index, decisions, seen_PD),
+                self._reader(index, network, decisions, seen_PD),
                 network if isinstance(network, TokenCritic) else None,
                 gamma_token=self.section.gamma_token,
             )
-            for index, network in enumerate(self.networks)
+            for index, network in zip(self.policies, self.networks, strict=True)
         ]
 
     def learn(
@@ -106,11 +111,11 @@ class TeamCritics:
         return metrics
 
     def _reader(
-        self, index: int, decisions: Decisions, seen_PD: torch.Tensor | None
+        self, index: int, critic: Critic, decisions: Decisions, seen_PD: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
         """Return what a critic with separate passes reads; None: it is a head in the policy's
         passes."""
-        critic, agents = self.networks[index], self.credited(index)
+        agents = self.credited(index)
         if isinstance(critic, LanguageCritic):
             assert self.language_team is not None
             if self.section.granularity == "token":

@@ -110,8 +110,7 @@ def config(algorithm: str = "magrpo", **settings: Any) -> Config:
         )
         loader.set(Setting(key, value, "test"))
     built = loader.build()
-    validate(built)
-    return built
+    return built.with_roles(validate(built).roles)
 
 
 def team(

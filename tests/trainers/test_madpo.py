@@ -208,7 +208,9 @@ def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
     """With one pair, ∇L_i = −β σ(−z) ∇Δ_i: agent j's weights change the factor alone."""
     agents = team("qwen2", num_agents=AGENTS)
     pair = [PAIRS[0]]
-    made = trainer(tmp_path, agents, train_agents=[0], dpo_beta=0.5)
+    for other in (1, 2):
+        agents.agents[other].trained = False
+    made = trainer(tmp_path, agents, dpo_beta=0.5)
     deltas = [
         float(plain_delta(agents, i, PAIRS[0].task, PAIRS[0].pair, False).detach())
         for i in range(AGENTS)
@@ -216,9 +218,9 @@ def test_another_agent_counts_by_its_value_and_not_by_its_graph(tmp_path):
     first = update_gradients(made, pair)
     assert list(first) == [0]
     for other in (1, 2):  # nothing flows to the others
-        assert all(p.grad is None for p in agents.agents[other].parameters())
+        assert all(p.grad is None for p in agents.agents[other].named().values())
     generator = torch.Generator().manual_seed(3)
-    for p in agents.agents[1].parameters():
+    for p in agents.agents[1].named().values():
         p.data += 0.2 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
     moved = float(plain_delta(agents, 1, PAIRS[0].task, PAIRS[0].pair, False).detach())
     assert abs(moved - deltas[1]) > 0.1

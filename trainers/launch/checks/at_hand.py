@@ -4,6 +4,7 @@ are loaded and no network is used; each thing left unchecked is reported in a li
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from comlrl.config.resolved import CommonConfig, Config
 from comlrl.config.sections import AgentModelConfig, DatasetConfig, OutputConfig
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS
-from comlrl.trainers.launch.wiring.hub import model_folder
+from comlrl.trainers.launch.wiring import hub
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
@@ -116,18 +117,22 @@ def _check_splits(section: DatasetConfig) -> None:
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     """Return what reads each agent's prompts; [] where a model is not available locally."""
-    key = "agents" if config.agents else "agent_model.name"
-    names = config.agent_models
-    ours = config.agent_model
-    agent_of = {name: _agent(ours, key, name, unchecked) for name in dict.fromkeys(names)}
+    keys = {name: key for key, name in hub.agents_models(config)}
+    by_name = {name: _agent(config.agent_model, key, name, unchecked) for name, key in keys.items()}
     for other_key, name in config.other_models.items():
-        _agent(ours, other_key, name, unchecked)
-    agents = [agent_of[name] for name in names]
-    return [] if None in agents else [agent for agent in agents if agent is not None]
+        _agent(config.agent_model, other_key, name, unchecked)
+    agents = []
+    for settings in config.team:
+        if (agent := by_name[str(settings.model)]) is None:
+            return []
+        arguments = {**agent.encoder.template_arguments, **settings.template_arguments}
+        encoder = dataclasses.replace(agent.encoder, template_arguments=arguments)
+        agents.append(agent._replace(encoder=encoder))
+    return agents
 
 
 def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) -> AtHand | None:
-    folder = model_folder(name)
+    folder = hub.model_folder(name)
     if folder is None:
         unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
         return None
@@ -158,7 +163,7 @@ def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) ->
             f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
             "give eos_token"
         )
-    chat = ours.chat if key in ("agents", "agent_model.name") else "auto"
+    chat = ours.chat if key.startswith("agent") else "auto"
     encoder = PromptEncoder(tokenizer, chat, ends, ours.template_arguments)
     return AtHand(encoder, positions_of(sizes))
 

@@ -14,10 +14,12 @@ from comlrl.trainers.launch.wiring.resolved_work import Work, resolve_work
 
 
 def validate(config: Config) -> Work:
-    """Return what the run works on. Raise UserError for values that cannot work together."""
+    """Return what the run works on, whose roles ``Config.with_roles`` takes. Raise UserError for
+    values that cannot work together."""
     config.check()
     vllm.refuse(config)
     work = resolve_work(config)
+    config = config.with_roles(work.roles)
     sampling_settings.check(config, work.roles)
     if config.generation.backend == "vllm":
         vllm.urls(config.generation.vllm_url, config.model_names, work.roles)

@@ -149,6 +149,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
         loader.set(item if isinstance(item, Setting) else parse_override(item))
     config = loader.build()
     work = validate(config)
+    config = config.with_roles(work.roles)
     return config, work, loader.notices + notices(config, work, loader.sources)
 
 

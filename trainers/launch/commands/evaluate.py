@@ -26,7 +26,7 @@ from comlrl.trainers.launch.wiring.assembly import (
     build_sampler,
 )
 from comlrl.trainers.launch.wiring.machine import deterministic
-from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.sampling_settings import evaluated
 from comlrl.trainers.launch.wiring.task_splits import fitting
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def cross_play(plan: Plan) -> None:
     sampler: Any = stage.rollout.sampler
     alone = plan.config.section.num_turns == 1  # then each run's agents are asked once
     with watched(plan, stage, len(plan.teams) ** (1 if alone else 2)):
-        loaded = [weights.read_weights(team) for team in plan.teams]
+        loaded = [team_weights(team, stage.team, "--cross-play") for team in plan.teams]
         rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
     domain, config = stage.rollout.prompts.domain, plan.config
     cells = [[estimates(trees, domain, plan.ks, config.seed) for trees in row] for row in rows]
@@ -155,9 +155,9 @@ def replace_agents(plan: Plan) -> None:
     sampler: Any = stage.rollout.sampler
     alone = plan.config.section.num_turns == 1  # then each who acts somewhere is asked once
     with watched(plan, stage, 2 if alone else 2 ** len(plan.replaced)):
-        team_weights = weights.read_weights(plan.teams[0])
-        absent = {i: acting(plan, stage, i, team_weights) for i in sorted(plan.replaced)}
-        played = contributions.play(stage.team, sampler, team_weights, absent, grower(plan, stage))
+        team_tensors = team_weights(plan.teams[0], stage.team)
+        absent = {i: acting(plan, stage, i, team_tensors) for i in sorted(plan.replaced)}
+        played = contributions.play(stage.team, sampler, team_tensors, absent, grower(plan, stage))
     domain, seed, teams = stage.rollout.prompts.domain, plan.config.seed, []
     for present, trees in played.items():
         metrics, intervals = estimates(trees, domain, plan.ks, seed)
@@ -172,16 +172,28 @@ def replace_agents(plan: Plan) -> None:
     write(plan, stage, fields, replacement_table)
 
 
+def team_weights(
+    trained: weights.Trained, team: Team, option: str = "--checkpoint"
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Read the weights of a run for a team as it was built, with which an agent that the run left
+    untrained has begun."""
+    held = weights.read_weights(trained, option)
+    for agent in team.agents:
+        if agent.adapter not in held:
+            held[agent.adapter] = {n: t.clone() for n, t in agent.state_tensors().items()}
+    return held
+
+
 def acting(
-    plan: Plan, stage: Stage, agent: int, team_weights: Any
+    plan: Plan, stage: Stage, agent: int, team_tensors: Any
 ) -> dict[str, torch.Tensor] | None:
     """Load the weights that act in an agent's place (None: nobody does), before the team has its
     own."""
     who = plan.replaced[agent]
     if isinstance(who, weights.Trained):
-        return weights.read_weights(who, "--replace")[f"agent_{agent}"]
+        return team_weights(who, stage.team, "--replace")[f"agent_{agent}"]
     if isinstance(who, int):
-        return team_weights[f"agent_{who}"]
+        return team_tensors[f"agent_{who}"]
     if who == "silent":
         return None
     if plan.config.init_from is not None:
@@ -209,14 +221,14 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     load.set_threads()
     team = build_team(config)
     generator, sampler = build_sampler(config, team)
-    sampled = sampling(config, plan.work.roles, plan.greedy)
+    sampled = evaluated(config, plan.work.roles, plan.greedy)
     evaluated_work = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
     work = evaluated_work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
     tasks = tasks[: section.eval_num_samples]
     tasks = fitting(tasks, work, config.dataset, sampler.encode, sampler.max_length, sampled)
     chosen_sampler: Any = CachingSampler(sampler, len(team)) if caching else sampler
-    reward, evaluated = build_rewards(work)
-    rollout = build_player(config, work, chosen_sampler, reward if caching else evaluated)
+    reward, measuring = build_rewards(work)
+    rollout = build_player(config, work, chosen_sampler, reward if caching else measuring)
     return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
 
 
@@ -250,7 +262,7 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
     section, alone = plan.config.section, Processes()
     if plan.baseline is not None:
         size = baselines.team_size(plan.baseline, section.num_agents)
-        drawn = sampling(plan.config, plan.work.domain.roles(size), plan.greedy)
+        drawn = evaluated(plan.config, plan.work.domain.roles(size), plan.greedy)
         assert not isinstance(stage.rollout, ProgramRollout)
         grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
         return lambda: estimates.repeat(grow, stage.tasks, plan.samples, processes=alone)
@@ -270,6 +282,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     checkpoint = names[0] if len(names) == 1 else None
     others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}
     teams = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
+    one_model = not isinstance(config.agents, tuple) and len(set(config.agent_models)) == 1
     sampled = dataclasses.asdict(stage.sampling)
     del sampled["by_agent"]  # what differs stands by role in ``settings``
     return teams | {
@@ -279,7 +292,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
         "weights": [team.weights for team in plan.teams],
         "init_from": None if plan.teams else config.init_from,
         "baseline": plan.baseline,
-        "model": list(config.agents) if config.agents else config.agent_model.name,
+        "model": config.agent_models[0] if one_model else list(config.agent_models),
         "num_agents": agents,
         "roles": list(plan.work.domain.roles(agents) if plan.baseline else plan.work.roles),
         "num_turns": 1 if plan.baseline else config.section.num_turns,

@@ -74,7 +74,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     replaced = replacements.check(pairs, config, work.roles)
     if arguments.baseline:
         num_agents = config.section.num_agents
-        check_baseline(arguments.baseline, num_agents, config.sampling, work.domain)
+        check_baseline(arguments.baseline, num_agents, config.role_sampling, work.domain)
     init_from.check_models(hub.named_models(config), config.beside)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config)
@@ -182,6 +182,7 @@ def resolve(
             "one policy (SHPPO, ppo.shared_policy) acts with another number"
         )
     work = validate(config)
+    config = config.with_roles(work.roles)
     for text in loader.notices:
         notice(text)
     used = digests(work.sources)
@@ -216,6 +217,9 @@ def _check_alike(
             raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
         compared = (*weights.WORK, *LIKE_MODELS, f"{algorithm}.num_agents")
         held = {s.key: s.value for s in settings if s.key in compared}
+        if isinstance(held.get("agents"), dict):  # of the weights, only the models
+            models = [agent["model"] for agent in held["agents"].values()]
+            held["agents"] = models if any(models) else None
         if team.run_dir is not None:
             held |= {name: digest[:8] for name, digest in stored_digests(team.run_dir).items()}
             if not any(key.endswith("turn_order") for key in overridden):

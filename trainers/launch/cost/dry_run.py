@@ -39,6 +39,9 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     count, models = section.num_agents, list(dict.fromkeys(config.agent_models))
     trained = f"LoRA r={lora.r}" if lora.enabled else "all weights trained"
     once = ", one base held once" if config.shares_base and count > 1 else ""
+    entries = config.agents.items() if isinstance(config.agents, Mapping) else ()
+    untrained = [role for role, agent in entries if not agent.train]
+    once += f"; {' and '.join(untrained)} not trained" if untrained else ""
     agents = f"{count} agent{'s' if count > 1 else ''}"
     tasks, source = count_tasks(data.name, data.train_split)
     schedule = schedule_of(section, tasks, config.seed)

@@ -41,6 +41,10 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
     total = _sum([s.parameters for s in sizes])
     dtype = model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
     rows = [Held("weights", _times(total, width), dtype)]
+    moved = [agent.train for agent in config.team[:policies]]
+    policies = sum(moved)
+    if not shares:
+        total = _sum([s.parameters for s, trained in zip(sizes, moved, strict=True) if trained])
     if lora.enabled:
         adapters = [s.adapter(lora) for s in sizes]
         adapters = adapters * policies if shares else adapters[:policies]

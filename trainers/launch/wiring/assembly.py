@@ -15,7 +15,7 @@ from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.trainers.launch.wiring import vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work
-from comlrl.trainers.launch.wiring.sampling_settings import sampling
+from comlrl.trainers.launch.wiring.sampling_settings import evaluated, sampling
 from comlrl.trainers.launch.wiring.task_splits import context_length, fitting
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def assemble(
 
     config, section, run_dir = start.config, start.config.section, start.run_dir
     team, generator, sampler = build_agents(start)
-    sampled = sampling(config, work.roles)
+    sampled, measured = sampling(config, work.roles), evaluated(config, work.roles)
     work = work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
-    reading = (work, config.dataset, sampler.encode, sampler.max_length, sampled)
-    train = fitting(train, *reading)
-    held_out = fitting(held_out, *reading) if held_out else []
+    reading = (work, config.dataset, sampler.encode, sampler.max_length)
+    train = fitting(train, *reading, sampled)
+    held_out = fitting(held_out, *reading, measured) if held_out else []
     reward, measuring = build_rewards(work, split=config.distributed.strategy == "fsdp")
     fallbacks = Fallbacks() if config.external.mode == "expert_edits" else None
     length = sampler.max_length
@@ -97,7 +97,7 @@ def assemble(
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
     ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
     learned = sampled.with_sets(config.generation.max_support)
-    evaluated = build_player(config, work, server or sampler, measuring, fallbacks)
+    playing = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
     if distributed.is_main():
         logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
@@ -105,7 +105,7 @@ def assemble(
     evaluations = None
     if held_out:
         evaluations = build_evaluations(
-            section, evaluated, held_out, sampled, generator, progress, best, ahead
+            section, playing, held_out, measured, generator, progress, best, ahead
         )
 
     def standing() -> dict[str, float]:
@@ -152,7 +152,8 @@ def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampl
     if config.distributed.strategy == "fsdp":
         team.split()
     generator, sampler = build_sampler(config, team)
-    if config.init_from is not None and start.checkpoint is None:
+    untrained = len(team.trained) < len(team)  # which checkpoints do not hold
+    if config.init_from is not None and (start.checkpoint is None or untrained):
         init_from.begin(config, team, sampler)
     return team, generator, sampler
 

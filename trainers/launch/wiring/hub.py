@@ -24,8 +24,13 @@ OFFLINE = "HF_HUB_OFFLINE"
 
 def agents_models(config: Config) -> list[tuple[str, str]]:
     """Return (key, name) of the models that the agents have."""
-    named = [("agents", name) for name in config.agents or ()]
-    return named or [("agent_model.name", config.agent_model.name)]
+    if isinstance(config.agents, tuple):
+        return [("agents", name) for name in config.agents]
+    named = (config.agents or {}).items()
+    named_N = [(f"agents.{role}.model", agent.model) for role, agent in named if agent.model]
+    if config.agent_model.name in config.agent_models:
+        named_N.append(("agent_model.name", config.agent_model.name))
+    return named_N
 
 
 def named_models(config: Config) -> list[tuple[str, str]]:

@@ -42,7 +42,6 @@ class Source:
     """Weights to start from, as they say of themselves."""
 
     name: str  # as the user wrote it
-    place: weights.Trained | Path  # a team's, or the folder of one adapter
     lora: bool
     ranks: tuple[tuple[int, float], ...]  # (r, alpha) of each agent; empty where unknown
     bases: tuple[str, ...]  # models of the agents; empty where unknown
@@ -63,7 +62,7 @@ def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
         folder = Path(name)
         if (folder / ADAPTER).is_file():
             base = weights.read_json(folder / ADAPTER).get("base_model_name_or_path")
-            whence = folder.parent if key == "agents" else folder
+            whence = folder.parent if key.startswith("agents") else folder
             raise UserError(
                 f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
                 f"there, and init_from={whence}"
@@ -109,10 +108,7 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
     Raises UserError where they do not fit.
     """
     source, _ = _checked_source(config)
-    if isinstance(source.place, Path):
-        held = {"agent_0": weights.read_adapter(source.place)}
-    else:
-        held = weights.read_weights(source.place, "init_from")
+    held = weights.read_start(Path(source.name))
     networks = held.pop(HETEROGENEOUS, None)
     if source.agents == 1:
         held = {agent.adapter: held["agent_0"] for agent in team.agents}
@@ -145,7 +141,7 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
     if (path / ADAPTER).is_file():
         r, alpha, base = _adapter(path, name, models)
         return Source(
-            name=name, place=path, lora=True, ranks=((r, alpha),), bases=(base,), agents=1,
+            name=name, lora=True, ranks=((r, alpha),), bases=(base,), agents=1,
             sizes=None,
         )  # fmt: skip
     if (path / "config.json").is_file():
@@ -154,13 +150,12 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
         )
     place = weights.locate(path, "init_from")
     if place.final_model is not None:
-        return _of_folder(name, place, place.final_model, models)
+        return _of_folder(name, place.final_model, models)
     assert place.run_dir is not None
     run = weights.load_run(place.run_dir)
     count = run.section.policies
     return Source(
         name=name,
-        place=place,
         lora=run.lora.enabled,
         ranks=((run.lora.r, run.lora.effective_alpha),) * count,
         bases=run.model_names,
@@ -169,13 +164,12 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
     )
 
 
-def _of_folder(name: str, place: weights.Trained, folder: Path, models: Sequence[str]) -> Source:
+def _of_folder(name: str, folder: Path, models: Sequence[str]) -> Source:
     """Describe a folder of agent_0/, agent_1/, …"""
     facts, agents = weights.of_folder(folder), sorted(folder.glob("agent_*"))
     adapters = [_adapter(agent, name, models) for agent in agents] if facts["lora.enabled"] else []
     return Source(
         name=name,
-        place=place,
         lora=facts["lora.enabled"],
         ranks=tuple((r, alpha) for r, alpha, _ in adapters),
         bases=tuple(base for _, _, base in adapters),

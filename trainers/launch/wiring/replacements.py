@@ -39,7 +39,7 @@ def check(
     pairs: Iterable[tuple[str, str | Trained]], config: Config, roles: Sequence[str]
 ) -> dict[int, Other]:
     """Return the places as numbers. Raise UserError where an agent cannot act there."""
-    size, models = config.section.num_agents, config.agents
+    size, models = config.section.num_agents, config.agent_models
     replaced: dict[int, Other] = {}
     for text, other in pairs:
         if config.section.one_policy:

@@ -173,7 +173,7 @@ def check_baseline(
             f"--baseline: '{name}' has a team of {size}, but {error}; give another baseline{least}"
         ) from error
     if unused := [role for role in sampling if role not in roles]:
-        notice(f"sampling.{unused[0]}: not used, no agent of --baseline {name} has this role")
+        notice(f"sampling of {unused[0]}: not used, no agent of --baseline {name} has this role")
 
 
 def sandbox_workers(workers: int | None) -> int:

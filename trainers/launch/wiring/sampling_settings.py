@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from comlrl.config.keys import out_of_range
@@ -28,12 +28,24 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
         config.top_k(section),
         stop=tuple(config.agent_model.stop),
     )
-    if not config.sampling:
-        return common
-    settings_N = tuple(_with_role(common, config.sampling.get(role)) for role in roles)
-    if all(settings == settings_N[0] for settings in settings_N):
-        return settings_N[0]
-    return replace(common, by_agent=settings_N)
+    return _of_team(common, [_with_role(common, config.role_sampling.get(role)) for role in roles])
+
+
+def evaluated(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
+    """Return how the same agents sample in evaluations (``evaluation``)."""
+    trained, changes = sampling(config, roles, greedy), asdict(config.evaluation)
+    if greedy:
+        changes |= {"temperature": None, "top_p": None}
+    changed = {key: value for key, value in changes.items() if value is not None}
+    settings_N = [replace(trained.for_agent(i), **changed) for i in range(len(roles))]
+    return _of_team(replace(trained, by_agent=(), **changed), settings_N)
+
+
+def _of_team(common: Sampling, settings_N: Sequence[Sampling]) -> Sampling:
+    different = set(settings_N)
+    if len(different) > 1:
+        return replace(common, by_agent=tuple(settings_N))
+    return settings_N[0] if settings_N else common
 
 
 def longest(section: CommonConfig, by_role: Mapping[str, RoleSampling]) -> int:
@@ -58,14 +70,19 @@ def _with_role(common: Sampling, section: RoleSampling | None) -> Sampling:
 def check(config: Config, roles: Sequence[str]) -> None:
     """Raise UserError for an unknown role, and for limits and stops that cannot work."""
     _check_stops("agent_model.stop", config.agent_model.stop)
-    for role, section in config.sampling.items():
-        key = f"sampling.{role}"
+    room, evaluated = config.agent_model.max_length, config.evaluation.max_new_tokens
+    if evaluated is not None and evaluated >= room:
+        raise UserError(
+            f"evaluation.max_new_tokens: {evaluated} leaves no room for a prompt in "
+            f"agent_model.max_length={room}; give less"
+        )
+    for role, section in config.role_sampling.items():
+        key = f"sampling.{role}" if role in config.sampling else f"agents.{role}.sampling"
         if role not in roles:
             raise UserError(f"{key}: no agent has this role; {near(role, roles, 'there are {}')}")
         for problem in out_of_range(key, section):
             raise UserError(problem)
         _check_stops(f"{key}.stop", section.stop or ())
-        room = config.agent_model.max_length
         if section.max_new_tokens is not None and section.max_new_tokens >= room:
             raise UserError(
                 f"{key}.max_new_tokens: {section.max_new_tokens} leaves no room for a prompt in "

@@ -41,7 +41,9 @@ def context_length(config: Config, holds: int) -> int:
 
     Raises UserError where that leaves no room for a prompt.
     """
-    written = longest(config.section, config.sampling)
+    written = max(
+        longest(config.section, config.role_sampling), config.evaluation.max_new_tokens or 0
+    )
     if holds <= written:
         raise UserError(
             f"{config.algorithm}.max_new_tokens: {written} leaves no room "

@@ -180,8 +180,7 @@ def of_run(config: Config) -> dict[str, Any]:
         facts["shared_policy"] = section.one_policy
     if networks is not None:
         facts |= networks._asdict()
-    agents = None if config.agents is None else list(config.agents)
-    return facts | {"agents": agents, HETEROGENEOUS: section.heterogeneous}
+    return facts | {"agents": config.to_dict()["agents"], HETEROGENEOUS: section.heterogeneous}
 
 
 def of_folder(folder: Path) -> dict[str, Any]:
@@ -258,9 +257,32 @@ def read_weights(
             return {folder.name: _merged(folder.glob("*.safetensors")) for folder in folders}
         assert trained.checkpoint is not None
         files = _components(trained.checkpoint, ".safetensors")
-        return {file.stem: _merged([file]) for file in files}
+        held = {file.stem: _merged([file]) for file in files}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{option}: '{trained.name}' is damaged: {error}") from error
+    return {**_untrained(trained), **held}
+
+
+def _untrained(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
+    """Read the agents that a run did not train, which its checkpoints lack, from its
+    ``init_from``; those that are their base alone are left out."""
+    if trained.run_dir is None or not (trained.run_dir / CONFIG).is_file():
+        return {}
+    config = load_run(trained.run_dir)
+    names = [f"agent_{i}" for i, agent in enumerate(config.team) if not agent.train]
+    if not names or config.init_from is None:
+        return {}
+    start = read_start(Path(config.init_from))
+    if start.keys() == {"agent_0"}:
+        return dict.fromkeys(names, start["agent_0"])
+    return {name: start[name] for name in names if name in start}
+
+
+def read_start(place: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Read the weights of ``init_from``, a team's or one adapter. Raise UserError."""
+    if (place / ADAPTER).is_file():
+        return {"agent_0": read_adapter(place)}
+    return read_weights(locate(place, "init_from"), "init_from")
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:

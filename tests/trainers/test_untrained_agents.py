@@ -1,0 +1,120 @@
+"""Agents with ``train: false``: they act, and nothing of them moves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from comlrl.models.team import Team
+from comlrl.trainers.magrpo import MAGRPOTrainer
+from tests.support.runs import small
+from tests.support.tiny_trainers import build, grown, rolled, share_of_letters
+
+PPO = {"num_agents": 2}
+CENTRALIZED = {**PPO, "critic": "centralized", "granularity": "turn", "kl_coef": 0.1}
+
+
+def weights(team: Team, agent: int) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in team.agents[agent].named().items()}
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        ("magrpo", {}),
+        ("magrpo", {"kl_coef": 0.1, "update_epochs": 2, "entropy_coef": 0.01}),
+        ("magrpo", {"num_turns": 2, "turn_order": "sequential"}),
+        ("magrpo", {"lora__enabled": False, "kl_coef": 0.1}),
+        ("ppo", PPO),
+        ("ppo", {**PPO, "kl_coef": 0.1}),
+        ("ppo", CENTRALIZED),
+    ],
+)
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_an_untrained_agent_keeps_its_bits_and_the_other_moves(tmp_path, algorithm, keys, frozen):
+    role = ("aux", "main")[frozen]
+    trainer = build(
+        algorithm, tmp_path, share_of_letters, learning_rate=0.01, max_steps=2,
+        agents={role: {"train": False}}, **keys,
+    )  # fmt: skip
+    before = [weights(trainer.team, i) for i in range(2)]
+    trainer.train()
+    after = [weights(trainer.team, i) for i in range(2)]
+    assert same(before[frozen], after[frozen])
+    assert not same(before[1 - frozen], after[1 - frozen])
+    assert not {f"agent_{frozen}", f"optimizer_{frozen}"} & trainer.parts().keys()
+    assert all(p.grad is None for p in trainer.team.agents[frozen].named().values())
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_the_other_agents_gradient_is_unchanged(tmp_path, frozen):
+    """The gradient of each agent is that of the team's reward by its weights alone."""
+    found = []
+    for agents in (None, {("aux", "main")[frozen]: {"train": False}}):
+        trainer = build("magrpo", tmp_path, share_of_letters, count=3, agents=agents)
+        assert isinstance(trainer, MAGRPOTrainer)
+        gradients = {}
+
+        def record(progress, optimizer, gradients=gradients):
+            gradients[optimizer.agent] = [p.grad.clone() for p in optimizer.parameters]
+            return 0.0
+
+        for optimizer in trainer.optimizers:
+            optimizer.step = lambda progress, o=optimizer: record(progress, o)  # type: ignore
+        step = rolled(grown(trainer))
+        trainer.learn(step, trainer.credit(step))
+        found.append(gradients)
+    assert found[1].keys() == {1 - frozen}
+    whole, alone = found[0][1 - frozen], found[1][1 - frozen]
+    assert any(float(g.abs().max()) > 0 for g in whole)
+    assert all(torch.equal(one, other) for one, other in zip(whole, alone, strict=True))
+
+
+def test_an_agents_learning_rate_is_its_optimizers(tmp_path):
+    agents = {"aux": {"learning_rate": 0.5}}
+    trainer = build("magrpo", tmp_path, share_of_letters, learning_rate=0.25, agents=agents)
+    assert [optimizer.peak for optimizer in trainer.optimizers] == [0.5, 0.25]
+
+
+def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
+    """Train aux against a frozen main, then main against that aux: stopped and resumed, the
+    second run has the bits of the whole one."""
+    from safetensors.torch import load_file
+
+    from comlrl.train_magrpo import build as build_magrpo
+    from comlrl.trainers.launch.commands.train import main
+
+    def run(name: str, *more: str, **section) -> int:
+        arguments = small("magrpo", tmp_path / name, **section)
+        return main("magrpo", build_magrpo, [*arguments, *more])
+
+    def final(name: str, agent: int) -> dict[str, torch.Tensor]:
+        file = tmp_path / name / "final_model" / f"agent_{agent}" / "adapter_model.safetensors"
+        return load_file(str(file))
+
+    assert run("aux", "agents.main.train=false") == 0
+    second = ("agents.aux.train=false", f"init_from={tmp_path / 'aux'}")
+    assert run("main", *second) == 0
+    assert same(final("aux", 0), final("main", 0))
+    assert not same(final("aux", 1), final("main", 1))
+    checkpoint = sorted((tmp_path / "main" / "checkpoints").iterdir())[-1]
+    assert not (checkpoint / "agent_0.safetensors").exists()
+    assert run("stopped", *second, max_steps=2) == 0
+    assert run("stopped", *second, "--resume", max_steps=4) == 0
+    for agent in (0, 1):
+        assert same(final("main", agent), final("stopped", agent))
+
+    from comlrl.trainers.launch.commands.evaluate import main as evaluate
+
+    rewards = []
+    for where in (tmp_path / "main", checkpoint):
+        out = tmp_path / "evaluation.json"
+        assert evaluate(["--checkpoint", str(where), "--out", str(out)]) == 0
+        rewards.append(json.loads(out.read_text())["per_task"])
+    assert rewards[0] == rewards[1]
