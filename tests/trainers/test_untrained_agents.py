@@ -91,7 +91,14 @@ def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
     from comlrl.trainers.launch.commands.train import main
 
     def run(name: str, *more: str, **section) -> int:
-        arguments = small("magrpo", tmp_path / name, advantage="raw", **section)
+        arguments = small(
+            "magrpo",
+            tmp_path / name,
+            max_new_tokens=40,
+            num_generations=4,
+            lr_scheduler="constant",
+            **section,
+        )
         return main("magrpo", build_magrpo, [*arguments, *more])
 
     def final(name: str, agent: int) -> dict[str, torch.Tensor]:
