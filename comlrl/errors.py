@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from comlrl.quoting import printable
@@ -49,6 +51,13 @@ class PeerFailed(RuntimeError):
     def __init__(self, code: int, saves: bool = False) -> None:
         super().__init__("another process has given up")
         self.code, self.saves = code, saves
+
+
+def near(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return a hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(names) or "none")
 
 
 def in_one_line(error: Exception) -> tuple[str, int] | None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comlrl.config.plugins.arguments import keywords
-from comlrl.config.plugins.targets import Target, check_class, load, near
+from comlrl.config.plugins.targets import Target, check_class, load
 from comlrl.config.sections import ExternalConfig
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.external.plain import Plain
 from comlrl.rollout.checked import CheckedTransition
 from comlrl.types import Domain, Transition

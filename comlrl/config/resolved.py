@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 from comlrl.config.algorithms_common import Advantage, CommonKeys
 from comlrl.config.keys import out_of_range
-from comlrl.config.plugins.targets import near
 from comlrl.config.sections import (
     SECTIONS as SHARED,
 )
@@ -35,7 +34,7 @@ from comlrl.config.sections import (
     TrackioConfig,
     WandbConfig,
 )
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 
 
 class Rounds(NamedTuple):

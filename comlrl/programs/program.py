@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from comlrl.config.plugins.targets import Target, near
+from comlrl.config.plugins.targets import Target
+from comlrl.errors import near
 from comlrl.types import Task
 
 Play = Callable[[Task, Any], Awaitable[Any]]

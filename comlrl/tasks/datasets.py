@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.builtin import DATASETS, LEVELS
-from comlrl.config.plugins.targets import FROM_PYTHON, near, passed
+from comlrl.config.plugins.targets import FROM_PYTHON, passed
 from comlrl.config.sections import DatasetConfig
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.tasks.json_rows import KINDS, json_rows
 from comlrl.types import Domain, Task
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from comlrl.config.plugins.targets import near
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.types import Attempt, Domain, Message, Task
 
 # keys of ``prompts`` beside the roles

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from comlrl.config.algorithms import SECTIONS
-from comlrl.config.plugins.targets import FROM_PYTHON, Target, near, passing
+from comlrl.config.plugins.targets import FROM_PYTHON, Target, passing
 from comlrl.config.yaml_values import Setting
-from comlrl.errors import UserError, in_one_line, notice
+from comlrl.errors import UserError, in_one_line, near, notice
 from comlrl.files import read_lines
 from comlrl.loop.interrupts import Interrupted
 from comlrl.run_files import ADAPTER, BEST_MODEL, DOMAIN, FINAL_MODEL, METRICS, REPORT

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from comlrl.config.keys import expected, fits, members
-from comlrl.config.plugins.targets import near
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 
 
 def keywords(

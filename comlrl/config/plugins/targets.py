@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.config.plugins.modules import Source, check_name, import_beside, is_beside, on_path
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 
 FROM_PYTHON = "from Python"  # in a configuration: the value of a key that was passed as an object
 FORM = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
@@ -159,13 +158,6 @@ def check_methods(
             raise UserError(f"{target}: its `{name}` is not called as {shown}: {error}") from error
         except ValueError:  # written in another language: it has no signature
             continue
-
-
-def near(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
-    names = list(names)
-    close = difflib.get_close_matches(name, names, 1, 0.5)
-    return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(names) or "none")
 
 
 def described(error: BaseException, where: Path | Iterable[Source]) -> str:

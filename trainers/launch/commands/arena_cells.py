@@ -18,8 +18,7 @@ from typing import Any
 
 from comlrl.config.algorithms import SECTIONS, CommonConfig, MAGRPOConfig
 from comlrl.config.keys import keys_of
-from comlrl.config.plugins.targets import near
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.trainers.launch.cost.tree_size import Growth, growth
 
 MODEL = "builtin:tiny-player"

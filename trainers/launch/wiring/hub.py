@@ -12,9 +12,9 @@ from pathlib import Path
 
 from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.paths import searched
-from comlrl.config.plugins.targets import FROM_PYTHON, near, passed
+from comlrl.config.plugins.targets import FROM_PYTHON, passed
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.tasks.json_rows import KINDS
 
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from comlrl.builtin import MODELS
 from comlrl.config.paths import searched
-from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
 from comlrl.config.sections import LoraSection
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
 from comlrl.trainers.launch.wiring import hub, weights
 from comlrl.trainers.launch.wiring.model_size import is_target, model_size

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.weights import Trained
 

@@ -17,11 +17,10 @@ from comlrl.config.plugins.targets import (
     check_class,
     check_methods,
     load,
-    near,
 )
 from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling, SandboxConfig
-from comlrl.errors import UserError, notice
+from comlrl.errors import UserError, near, notice
 from comlrl.processes.cores import available_cores
 from comlrl.programs.loading import check_program, load_program
 from comlrl.programs.program import Program

@@ -7,10 +7,9 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from comlrl.config.keys import out_of_range
-from comlrl.config.plugins.targets import near
 from comlrl.config.resolved import CommonConfig, Config
 from comlrl.config.sections import RoleSampling
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 from comlrl.quoting import without_surrogates
 from comlrl.types import Sampling
 
