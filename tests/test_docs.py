@@ -431,7 +431,11 @@ def assert_yaml_is_known(body: str) -> None:
     algorithm = next((name for name in SECTIONS if name in tree), "magrpo")
     tree.pop("best", None)
     loader = Loader(algorithm, sections_of(algorithm))
-    for key, value in loader.leaves(tree):
+    leaves = loader.leaves(tree)
+    if "method" in tree:  # a sweep
+        points = {key: points for key, points in tree["parameters"].items() if key != "config"}
+        leaves = [(key, value) for key, each in points.items() for value in each["values"]]
+    for key, value in leaves:
         loader.set(Setting(key, value, "docs"))
 
 
