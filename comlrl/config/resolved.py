@@ -208,7 +208,7 @@ class Config:
     distributed: DistributedConfig
     evaluation: EvaluationConfig
     agent_devices: tuple[str, ...] | None
-    sampling: Mapping[str, RoleSampling]  # by role, of agents with settings of their own
+    sampling: Mapping[str, RoleSampling]  # by role: how single agents sample
     # the algorithm's section, and that of the algorithm that MARLHF learns by online
     sections: Mapping[str, CommonConfig]
     # of the file: the user's modules are looked for there

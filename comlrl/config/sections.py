@@ -392,7 +392,7 @@ class RoleSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What is particular to one agent; null: as the common sections have it."""
+    """Settings of one agent, in place of those of the common sections (null)."""
 
     model: str | None = key(None, "its base model; null: agent_model.name")
     learning_rate: float | None = key(

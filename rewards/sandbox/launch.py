@@ -84,7 +84,7 @@ class Sandbox:
                     stderr=subprocess.PIPE,
                     env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.defpath},
                     cwd="/",
-                    start_new_session=True,  # in a process group of its own
+                    start_new_session=True,  # in a new process group
                 )
         except OSError as error:
             self.control.close()
