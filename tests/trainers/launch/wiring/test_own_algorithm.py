@@ -81,7 +81,7 @@ def test_a_run_of_one_is_crossed_replaced_exported_and_started_from(tmp_path):
     sequential = ("--override", "best.turn_order=sequential")
     crossed = plan("--cross-play", str(first), str(second), *sequential)
     assert [team.run_dir for team in crossed.teams] == [first, second]
-    with pytest.raises(UserError, match="simultaneously"):
+    with pytest.raises(UserError, match="turn_order"):
         plan("--cross-play", str(first), str(second))
     shutil.copytree(first, tmp_path / "c")
     assert plan("--checkpoint", str(first), "--replace", f"0={tmp_path / 'c'}").replaced
