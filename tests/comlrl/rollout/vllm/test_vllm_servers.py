@@ -110,16 +110,15 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
 
     gone.before = gone.loading = cut_off
     for _ in range(2):
-        sampler.sample([requests(0), requests(1)], SHORT)
+        sampler.sample([requests(0, 8), requests(1, 8)], SHORT)  # some for each server
         move(agents, 0)
     gone.events.clear()
     gone.asked.clear()
     gone.before = lambda body: gone.events.append(("ask", body["model"]))
     refusing = False
     wait_for(lambda: not sampler.servers_N[0].away)
-    while not asked(gone):
-        sampler.sample([requests(0), requests(1)], SHORT)
-        move(agents, 0)
+    sampler.sample([requests(0, 8), requests(1, 8)], SHORT)
+    assert asked(gone)
     events = [what for what, _ in gone.events]
     assert {"load"} <= set(events[: events.index("ask")]) <= {"load", "unload"}
     assert set(gone.adapters) == set(other.adapters)
