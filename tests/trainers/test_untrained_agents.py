@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from comlrl.models.team import Team
 from comlrl.trainers.magrpo import MAGRPOTrainer
-from tests.support.runs import small
+from tests.support.runs import ROOT, small, small_of
 from tests.support.tiny_trainers import build, grown, rolled, share_of_letters
 
 PPO = {"num_agents": 2}
@@ -125,3 +126,26 @@ def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
         assert evaluate(["--checkpoint", str(where), "--out", str(out)]) == 0
         rewards.append(json.loads(out.read_text())["per_task"])
     assert rewards[0] == rewards[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["madpo", "marlhf", "program"])
+def test_the_frozen_agent_of_a_run_keeps_its_weights(tmp_path, algorithm):
+    from safetensors.torch import load_file
+
+    from comlrl.trainers.launch.commands.train import main
+
+    arguments = small_of(algorithm.replace("program", "magrpo"), tmp_path / "run")
+    role = "aux"
+    if algorithm == "program":
+        role = "helper"
+        arguments[1] = str(ROOT / "configs/magrpo_program_quickstart.yaml")
+        arguments += ["magrpo.max_new_tokens=40", "magrpo.num_generations=4"]
+    name = arguments[1].split("/")[-1].split("_")[0]
+    build_run = importlib.import_module(f"comlrl.train_{name}").build
+    assert main(name, build_run, [*arguments, f"agents.{role}.train=false"]) == 0
+    final = tmp_path / "run" / "final_model"
+    for agent, moves in (("agent_0", False), ("agent_1", True)):
+        tensors = load_file(str(final / agent / "adapter_model.safetensors"))
+        added = [value for key, value in tensors.items() if "lora_B" in key]  # 0 at the start
+        assert any(bool(value.any()) for value in added) == moves
