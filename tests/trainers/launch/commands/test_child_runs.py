@@ -102,7 +102,8 @@ def _of_shell(folder: Path) -> str:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_runs_do_not_outlive_their_command(tmp_path, how):
     code = (
-        "import sys, pathlib\n"
+        "import sys, pathlib, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # nohup ignores it
         "from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "line = ['sh', '-c', f'touch {folder}/on; exec sleep 600']\n"
