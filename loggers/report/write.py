@@ -7,15 +7,15 @@ from pathlib import Path
 
 from comlrl.files import replace
 from comlrl.loggers.report.charts import figures, sections
-from comlrl.loggers.report.lines import reward_ceiling, unsolved_share
+from comlrl.loggers.report.lines import learning_series, reward_ceiling, unsolved_share
 from comlrl.loggers.report.page import page
 from comlrl.loggers.report.run_data import Run, damaged, read_run
 from comlrl.loggers.report.sample_episodes import episodes, yaml
 from comlrl.run_files import REPORT
 
 
-def write_report(run_dir: str | Path) -> None:
-    """Write ``report.html`` and ``curves.png`` from what lies in the run directory.
+def write_report(run_dir: str | Path) -> Run:
+    """Write ``report.html`` and ``curves.png`` from what lies in the run directory; return that.
 
     Raises ReportError where that is not a run's.
     """
@@ -26,6 +26,32 @@ def write_report(run_dir: str | Path) -> None:
     with damaged(run.path):
         replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
         write_curves(list(figures(run).values()), run.path / "curves.png")
+    return run
+
+
+def learned(run: Run) -> str:
+    """Return what the first and the last evaluation say, in words; empty without two of them.
+
+    The reward rose or fell where the 95% intervals of the two means have no common point.
+    """
+    lines = [line for line in learning_series(run) if line.dots and len(line.ys_X) > 1]
+    if not lines:
+        return ""
+    ys = lines[0].ys_X
+    low, high = lines[0].low_X or ys, lines[0].high_X or ys
+    change = (
+        "rose" if low[-1] > high[0] else "fell" if high[-1] < low[0] else "did not clearly change"
+    )
+    ceiling = reward_ceiling(run)
+    of = "" if ceiling is None else f", of at most {ceiling:g}"
+    words = [f"held-out reward {change}: {ys[0]:.2f} → {ys[-1]:.2f}{of}"]
+    for title, name in (
+        (run.view.passed, "pass_rate"),
+        ("agents follow the same convention", "convention_match_rate"),
+    ):
+        _, shares = run.series("eval", name)
+        words += [f"{title}: {shares[0]:.0%} → {shares[-1]:.0%}"] if len(shares) > 1 else []
+    return "; ".join(words)
 
 
 def render(run: Run) -> str:

@@ -26,7 +26,7 @@ from comlrl.loggers.report.lines import learning_series, unsolved_share
 from comlrl.loggers.report.pictures import COLOURS, draw, svg, write_curves
 from comlrl.loggers.report.run_data import ReportError, Run, read_run
 from comlrl.loggers.report.sample_episodes import episodes
-from comlrl.loggers.report.write import render, write_report
+from comlrl.loggers.report.write import learned, render, write_report
 from comlrl.loggers.views.code import python
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
@@ -225,6 +225,18 @@ def test_model_score_beside_task_reward(tmp_path):
     assert [list(s.ys_X) for s in training] == [[1.0, 0.8]]  # on one axis with held-out tasks
     compared = curve([read_run(tmp_path)], "train", "reward_mean")
     assert compared is not None and compared.ys_X == [1.0, 0.8]
+
+
+@pytest.mark.parametrize(
+    "last, change",  # two intervals of 1.96 · 1 / √64 = 0.245 each; the first is 1.5 ± 0.245
+    [(2.0, "rose"), (1.98, "not clearly"), (1.02, "not clearly"), (1.0, "fell")],
+)
+def test_what_was_learned_is_what_the_noise_leaves(tmp_path, last, change):
+    folder = logged(tmp_path, reward_mean=[1.5, last], reward_std=[1, 1], tasks=[64, 64])
+    assert learned(read_run(folder)) == ""  # training alone
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"train"', '"eval"'))
+    assert change in learned(read_run(folder))
 
 
 def test_preferences(tmp_path):

@@ -36,6 +36,7 @@ from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.trainers.launch.wiring.task_splits import load_both_splits
 
 if TYPE_CHECKING:
+    from comlrl.loggers.report.run_data import Run as ReportedRun
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.records import Logger
     from comlrl.loop.resume import Start
@@ -187,12 +188,18 @@ def execute(
         written = _write_pages(run_dir, config.section.paper if weights else None)
         for text in no_weights_notice(config):
             notice(text)
-        print(printable(f"done: {run_dir / REPORT if written else run_dir}"))
+        if written:
+            from comlrl.loggers.report.write import learned
+
+            if text := learned(written):
+                print(printable(f"learned: {text}"))
+        where = f"curves and episodes in {run_dir / REPORT}" if written else run_dir
+        print(printable(f"done: {where}"))
 
 
-def _write_pages(run_dir: Path, paper: str | None = None) -> bool:
-    """Write the report, and with the algorithm's ``paper`` the card of the model; return whether
-    there is a report.
+def _write_pages(run_dir: Path, paper: str | None = None) -> ReportedRun | None:
+    """Write the report, and with the algorithm's ``paper`` the card of the model; return what the
+    report shows, or None where there is none.
 
     The run's results are safe on the disk, so a failure here is reported and does not fail the run.
     """
@@ -206,12 +213,11 @@ def _write_pages(run_dir: Path, paper: str | None = None) -> bool:
     try:
         from comlrl.loggers.report.write import write_report
 
-        write_report(run_dir)
+        return write_report(run_dir)
     except Exception as error:
         again = f"python -m {LAUNCH} report {shlex.quote(str(run_dir))}"
         print_error(f"no report: {_kind_and_text(error)}; try again: {again}")
-        return False
-    return True
+        return None
 
 
 def _kind_and_text(error: Exception) -> str:
