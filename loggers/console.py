@@ -5,21 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
+from comlrl.loop.progress import TRAINING, Progress, clock
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.quoting import one_line
 from comlrl.types import RolloutResult
-
-if TYPE_CHECKING:
-    from comlrl.loop.progress import Progress
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
 Columns = Sequence[tuple[str, str, str]]
@@ -59,39 +53,46 @@ class ConsoleLogger:
         self._console = console or terminal()
         self._progress = progress
         self._columns = (*BEFORE, *columns, *AFTER)
-        self._live: _LiveView | None = None
+        self._train: LogRecord | None = None
+        self._evals: list[LogRecord] = []
+        self._live: Live | None = None
         if self._console.is_terminal:
-            self._live = _LiveView(self._console, progress, title, self._columns)
+            progress.show(one_line(title) or "training")
+            self._live = Live(console=self._console, get_renderable=self._view)
+            self._live.start()
         else:
-            progress.listeners.append(self._began)
-            progress.minutely.append(lambda doing: self._print("  ".join([doing, *self._left()])))
+            progress.tell = self._tell
 
     def begin(self, mark: LogMark) -> None:
         """Do nothing: printed lines stay printed."""
 
     def log(self, record: LogRecord) -> None:
-        if self._live is not None:
-            self._live.show(record)
-        else:
+        if self._live is None:
             self._print(self._line(record))
+            return
+        if record.phase == "train":
+            self._train = record
+        else:
+            self._evals.append(record)
+        self._live.refresh()
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         """Do nothing: episodes are for files."""
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.close()
+            self._live.stop()
 
-    def _began(self, work: str) -> None:
-        """Print the start of work other than training, which prints each of its steps."""
-        if work != "training":
-            self._print("  ".join([work, *self._left()]))
+    def _tell(self, doing: str) -> None:
+        """Print work other than training, which prints each of its steps."""
+        if doing != TRAINING:
+            self._print("  ".join([doing, *self._left()]))
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _line(self, record: LogRecord) -> str:
-        where = position(training_step(record), self._progress)
+        where = self._progress.position(training_step(record))
         metrics = _shown(record)
         words = [f"{record.phase:<5} {where}  env steps {record.step}  epoch {record.epoch}"]
         words += [
@@ -102,8 +103,14 @@ class ConsoleLogger:
         return "  ".join([*words, *self._left()])
 
     def _left(self) -> list[str]:
-        left = self._progress.seconds_left()
+        left = self._progress.seconds_left
         return [] if left is None else [f"left {clock(left)}"]
+
+    def _view(self) -> Group:
+        """Return progress and time over a table of the latest training step and evaluations."""
+        shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
+        tables = [_table(shown, self._columns)] if shown else []
+        return Group(self._progress.tasks.get_renderable(), *tables)
 
 
 @contextlib.contextmanager
@@ -115,58 +122,11 @@ def shown(progress: Progress, work: str) -> Iterator[None]:
     console = terminal(stderr=True)
     progress.begin(work)
     if not console.is_terminal:
-        progress.minutely.append(lambda doing: console.print(doing, highlight=False, markup=False))
+        progress.tell = lambda doing: console.print(doing, highlight=False, markup=False)
         yield
         return
-    with Live(
-        console=console, transient=True, get_renderable=lambda: Text(progress.doing, no_wrap=True)
-    ):
+    with Live(console=console, transient=True, get_renderable=progress.tasks.get_renderable):
         yield
-
-
-class _LiveView:
-    """Progress and time over a table of the latest training step and evaluations.
-
-    The first line is drawn anew four times a second: the time left runs down also within a step.
-    """
-
-    def __init__(self, console: Console, progress: Progress, title: str, columns: Columns) -> None:
-        self._progress, self._title = progress, one_line(title) or "training"
-        self._columns = columns
-        self._train: LogRecord | None = None
-        self._evals: list[LogRecord] = []
-        self._closed = False
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._view)
-        self._live.start()
-
-    def show(self, record: LogRecord) -> None:
-        if record.phase == "train":
-            self._train = record
-        else:
-            self._evals.append(record)
-        self._live.refresh()
-
-    def close(self) -> None:
-        self._closed = True
-        self._live.stop()
-
-    def _view(self) -> Group:
-        shown = [r for r in (*self._evals[:1], *self._evals[1:][-4:], self._train) if r]
-        return Group(self._head(), *([_table(shown, self._columns)] if shown else []))
-
-    def _head(self) -> Table:
-        remaining = self._progress.remaining
-        left = None if self._closed else self._progress.seconds_left()
-        line = Table.grid(padding=(0, 1))
-        line.add_row(
-            Text(self._title, style="bold", overflow="ellipsis", no_wrap=True),
-            ProgressBar(total=remaining.total, completed=remaining.steps, width=30),
-            Text(position(remaining.steps, self._progress), no_wrap=True),
-            Text(clock(self._progress.elapsed), style="yellow", no_wrap=True),
-            Text("" if left is None else f"left {clock(left)}", style="cyan", no_wrap=True),
-            Text("" if self._closed else self._progress.doing, no_wrap=True),
-        )
-        return line
 
 
 def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
@@ -196,19 +156,6 @@ def _shown(record: LogRecord) -> Mapping[str, float]:
     return {**metrics, "reward_mean": reward, "model_score_mean": score}
 
 
-def position(step: int, progress: Progress) -> str:
-    """Return ``3/10``, ``3/~10`` if environment steps end the run, or ``3`` if no end is known."""
-    remaining = progress.remaining
-    if remaining.total is None:
-        return str(step)
-    return f"{step}/{'~' if remaining.estimated else ''}{remaining.total}"
-
-
 def training_step(record: LogRecord) -> int:
     """Return the record's training step, which may span several updates."""
     return int(record.metrics.get("training_step", record.update))
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as h:mm:ss, after days if any."""
-    return str(timedelta(seconds=round(seconds)))

@@ -33,9 +33,3 @@ class Cadence:
         """Return whether it is due after ``done`` training steps; ``last``: after which it was
         done last (−1: not yet)."""
         return bool(self.every) and (done // self.every > last // self.every or over)
-
-    def left(self, last: int, total: int) -> int:
-        """Count how often it is due after ``last``, in a run of ``total`` training steps."""
-        if not self.every or last >= total:
-            return 0
-        return total // self.every - last // self.every + (total % self.every > 0)

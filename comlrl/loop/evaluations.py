@@ -31,9 +31,6 @@ class Evaluations:
         last = counters.evaluated
         return last != steps and self.cadence.due(last, steps, over)
 
-    def left(self, counters: Counters, total: int) -> int:
-        return self.cadence.left(counters.evaluated, total)
-
     def note(self, counters: Counters, metrics: dict[str, float]) -> None:
         """Record the metrics of the present policy's evaluation. A collective call."""
         counters.eval_end = dict(metrics)

@@ -17,7 +17,6 @@ run was asked to end, ``Progress`` how long it will take. ``Counters`` are how f
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +31,7 @@ from comlrl.loop.checkpoint import Checkpoint, Checkpoints, short
 from comlrl.loop.evaluations import Evaluations
 from comlrl.loop.interrupts import Interrupted, Signals
 from comlrl.loop.parts import Algorithm, HasParts, InRounds, Refilling
-from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Progress, Remaining
+from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Progress
 from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Rolled, Step, seed_generators
@@ -46,7 +45,6 @@ from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
 
 SAVE_SECONDS = 600.0  # between checkpoints, where no number of steps is set
-ENV_STEPS = "environment steps"  # of a training step
 
 # Trees of an evaluation → more metrics.
 ExtraMetrics = Callable[[Sequence[RolloutResult]], Mapping[str, float]]
@@ -130,7 +128,6 @@ class Loop:
             same = restored.state["tasks"] == self.schedule.fingerprint
             self.counters = Counters.from_dict(restored.state["loop"])
             self.log.alarm.load(restored.state["collapse"])
-            self.progress.load(restored.state.get("progress", {}))
             if self.log.sampled is not None:
                 self.log.sampled.load(restored.state.get("sampled", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -159,6 +156,7 @@ class Loop:
         """
         rounds = trainer if isinstance(trainer, InRounds) else None
         present = self.schedule.round_of(self.counters.steps)
+        self._reach()
         if rounds is not None:
             with self._stage():
                 rounds.begin_round(present)
@@ -170,7 +168,7 @@ class Loop:
             epoch, tasks = self.schedule.at(index)
             seed_generators(self.schedule.seed, index + 1)
             self._pause, started = 0.0, time.monotonic()
-            self._begin(TRAINING)
+            self.progress.begin(TRAINING)
             step = Step(index + 1, epoch, tasks)
             if rounds is not None:
                 if self.schedule.round_of(index) != present:
@@ -247,13 +245,12 @@ class Loop:
         """
         step.clock.lap("update")
         counters = self.counters
-        self._end()
-        self.progress.note(ENV_STEPS, gathered.env_steps)
+        self.progress.end()
         counters.steps, counters.epoch = step.index, step.epoch
         counters.updates += updates
         counters.tasks_seen += len(step.tasks)
         self.count(scored=gathered.scored, tokens=gathered.tokens, env_steps=gathered.env_steps)
-        self.progress.remaining = self.remaining
+        self._reach()
         started = time.monotonic()
         due = step.index % self.section.logging_steps == 0 or self._over
         self.latest = self.log.step(counters, step, gathered, metrics, due=due)
@@ -296,10 +293,10 @@ class Loop:
         newest = self.checkpoints.newest
         if newest is not None and newest[0] == self.counters.steps:
             return newest[1]
-        self._begin(SAVING)
+        self.progress.begin(SAVING)
         path = self.checkpoints.save(self.counters.steps, self._state())
         self._saved = time.monotonic()
-        self._end()
+        self.progress.end()
         return path
 
     def leave(self) -> Path | None:
@@ -320,7 +317,6 @@ class Loop:
         return {
             "loop": asdict(self.counters) | {"wall_seconds": self.wall_seconds},
             "collapse": self.log.alarm.state(),
-            "progress": self.progress.state(),
             "sampled": {} if self.log.sampled is None else self.log.sampled.state(),
             "tasks": self.schedule.fingerprint,
             "micro_batch_tokens": {
@@ -335,7 +331,7 @@ class Loop:
         """Watch a stage before or between the updates that asks ``heed`` about signals, and is
         not torn; within a training step it is a part of that."""
         if self.progress.work != TRAINING:
-            self._begin(work)
+            self.progress.begin(work)
         with self.signals.deferring():
             yield
 
@@ -346,34 +342,10 @@ class Loop:
         if number is not None:
             raise Interrupted(number, self.save() if self.counters.steps else saved)
 
-    def _begin(self, work: str) -> None:
-        self.progress.remaining = self.remaining
-        self.progress.begin(work)
-
-    def _end(self) -> None:
-        self.progress.end()
-        self.progress.remaining = self.remaining
-
-    @property
-    def remaining(self) -> Remaining:
-        """Return how far the run is; where environment steps end it, as estimated from the
-        latest steps."""
-        done, total, most = self.counters.steps, self.ends.steps, self.ends.env_steps
-        each, estimated = self.progress.typical(ENV_STEPS), False
-        if most is not None:
-            if not each:
-                return Remaining(done, None)
-            end = done + max(math.ceil((most - self.counters.env_steps) / each), 0)
-            estimated = total is None or end < total
-            total = end if estimated else total
-        if total is None:
-            return Remaining(done, None)
-        checkpoints, evaluations = self.checkpoints, self.evaluations
-        evaluated = 0 if evaluations is None else evaluations.left(self.counters, total)
-        saves = checkpoints.cadence.left(checkpoints.steps, total)
-        if self.section.save_steps is None:
-            saves = evaluated
-        return Remaining(done, total, estimated, evaluations=evaluated, saves=saves)
+    def _reach(self) -> None:
+        done = self.counters
+        share = self.ends.done(done.steps, done.env_steps)
+        self.progress.reach(done.steps, self.ends.steps, share)
 
     @property
     def _over(self) -> bool:
@@ -416,7 +388,7 @@ class Loop:
     def _evaluate(self, evaluations: Evaluations, extra_metrics: ExtraMetrics | None) -> None:
         # Several processes evaluate together: there one cannot leave in the middle.
         alone = distributed.world_size() == 1
-        self._begin(EVALUATING)
+        self.progress.begin(EVALUATING)
         started = time.monotonic()
         try:
             with self.signals.abandoning() if alone else contextlib.nullcontext():
@@ -427,7 +399,7 @@ class Loop:
             raise Interrupted(interrupted.number, self.save()) from None
         self.counters.evaluation_seconds += time.monotonic() - started
         self.counters.evaluated = self.counters.steps
-        self._end()
+        self.progress.end()
         self.log.evaluation(self.counters, metrics, trees)
         evaluations.note(self.counters, metrics)
 

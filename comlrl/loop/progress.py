@@ -1,127 +1,89 @@
-"""The present work of a run, and an estimate of the remaining time."""
+"""What a run is doing, how far it is and how long it will take, by rich's estimates."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
 from datetime import timedelta
+
+from rich.markup import escape
+from rich.progress import Progress as Tasks
+from rich.progress import TimeElapsedColumn
 
 TRAINING, EVALUATING, SAVING = "training", "evaluating", "saving"
 MINUTE = 60.0
-LITTLE = 0.05  # of a work; the pace so far says nothing: prompts are read before the first token
-RECENT = 20  # durations of each work that the estimate rests on
-
-
-@dataclass(frozen=True, slots=True)
-class Remaining:
-    """A run's progress, and how often each kind of work remains, including the present one.
-
-    ``steps``: training steps done; ``total``: of the whole run, None where not known yet;
-    ``estimated``: ``total`` is what environment steps so far let expect.
-    """
-
-    steps: int
-    total: int | None
-    estimated: bool = False
-    _: KW_ONLY
-    evaluations: int = 0
-    saves: int = 0
 
 
 class Progress:
-    """Seconds left = Σ over works of times still to be done · median of the latest durations.
+    """Two of rich's tasks: the run, and its present work.
 
-    A work that was never measured counts for nothing, save training: without it there is no
-    estimate. What the present work has taken so far is taken off its own share.
+    ``tell``: called with each work that begins, and once a minute with ``doing``, if the work says
+    how much of it is done.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.remaining = Remaining(0, None)  # kept up to date by the loop
-        self.work = ""
-        self.share = 0.0  # of the present work, as far as it says
-        self.listeners: list[Callable[[str], None]] = []  # called with each work that begins
-        self.minutely: list[Callable[[str], None]] = []  # called once a minute with ``doing``
-        self._started = self._since = self._reported = clock()
-        self._recent: dict[str, deque[float]] = {}
+        columns = (*Tasks.get_default_columns(), TimeElapsedColumn())
+        self.tasks = Tasks(*columns, get_time=clock, speed_estimate_period=math.inf)
+        run, work = (self.tasks.add_task("", total=1.0, visible=False) for _ in range(2))
+        self._run, self._work = run, work
+        self.title, self.tell = "", lambda doing: None
+        self.total: int | None = None  # training steps; None: their number is not known
+        self.reach(0, None, 0.0)
+        self._reported = clock()
 
-    @property
-    def elapsed(self) -> float:
-        """Return the seconds of this process."""
-        return self._clock() - self._started
+    def reach(self, step: int, total: int | None, share: float) -> None:
+        """Set the training steps that are done, those of the whole run, and the part of the run
+        that is done, in [0, 1]."""
+        self.total = total
+        text = escape(f"{self.title} {self.position(step)}")
+        self.tasks.update(self._run, description=text, completed=share)
+
+    def position(self, step: int) -> str:
+        """Return ``3/10``, or ``3`` if the number of steps is not known."""
+        return str(step) if self.total is None else f"{step}/{self.total}"
+
+    def show(self, title: str) -> None:
+        """Show the run, not only its work, under a title."""
+        self.title = title
+        self.tasks.update(self._run, visible=True, description=escape(title))
 
     def begin(self, work: str) -> None:
-        """Begin a piece of work; one before it that did not come to its end is not measured."""
-        self.work, self.share = work, 0.0
-        self._since = self._reported = self._clock()
-        for tell in self.listeners:
-            tell(work)
+        """Begin a piece of work."""
+        self.tasks.reset(self._work, total=1.0, visible=work != TRAINING, description=work)
+        self._reported = self._clock()
+        self.tell(work)
 
     def part(self, share: float) -> None:
         """Set the part of the present work that is done, in [0, 1]."""
-        self.share = share
+        self.tasks.update(self._work, completed=share)
         if self._clock() - self._reported >= MINUTE:
             self._reported = self._clock()
-            for tell in self.minutely:
-                tell(self.doing)
+            self.tell(self.doing)
+
+    def end(self) -> None:
+        """End the present work."""
+        self.tasks.reset(self._work, visible=False, description="")
+
+    @property
+    def work(self) -> str:
+        """Return the present work; empty between two pieces."""
+        return self.tasks.tasks[self._work].description
 
     @property
     def doing(self) -> str:
         """Return the present work, how much of it is done and how long the rest will take."""
-        if not self.share:
-            return self.work
-        if self.share < LITTLE:
-            return f"{self.work} {self.share:.0%}"
-        left = timedelta(seconds=round(self._rest()))
-        return f"{self.work} {self.share:.0%}, {left} to go"
+        work = self.tasks.tasks[self._work]
+        if not work.completed:
+            return work.description
+        left = "" if work.time_remaining is None else f", {clock(work.time_remaining)} to go"
+        return f"{work.description} {work.percentage:.0f}%{left}"
 
-    def _rest(self) -> float:
-        """Estimate the seconds of the present work to come, at the pace so far."""
-        return (self._clock() - self._since) * (1 - self.share) / self.share
-
-    def end(self) -> None:
-        """End the present work."""
-        self.note(self.work, self._clock() - self._since)
-        self.work, self.share = "", 0.0
-
-    def note(self, name: str, value: float) -> None:
-        self._recent.setdefault(name, deque(maxlen=RECENT)).append(value)
-
-    def typical(self, name: str) -> float | None:
-        """Return the median of the latest values; None where there is none."""
-        recent = self._recent.get(name)
-        return statistics.median(recent) if recent else None
-
+    @property
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left; None before the first training step, or for a run without
-        end."""
-        remaining = self.remaining
-        if remaining.total is None:
-            return None
-        steps = max(remaining.total - remaining.steps, 0)
-        if steps and self.typical(TRAINING) is None:
-            return None
-        counts = {TRAINING: steps, EVALUATING: remaining.evaluations, SAVING: remaining.saves}
-        return math.fsum(self._seconds(work, count) for work, count in counts.items())
-
-    def _seconds(self, work: str, count: int) -> float:
-        each = self.typical(work) or 0.0
-        if work != self.work or not count:
-            return count * each
-        if self.share >= LITTLE:
-            return (count - 1) * each + self._rest()
-        return (count - 1) * each + max(each - (self._clock() - self._since), 0.0)
-
-    def state(self) -> dict[str, list[float]]:
-        """Return the state for a checkpoint: a resumed run knows at once how long it will take."""
-        return {name: list(recent) for name, recent in self._recent.items()}
-
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._recent = {name: deque(map(float, latest), RECENT) for name, latest in state.items()}
+        """Return the seconds left at the pace so far; None before the second training step."""
+        return self.tasks.tasks[self._run].time_remaining
 
 
 class Written:
@@ -136,3 +98,8 @@ class Written:
     def __call__(self, completions: float) -> None:
         self.count += completions
         self.progress.part(min(self.count / self.total, 1.0))
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as h:mm:ss, after days if any."""
+    return str(timedelta(seconds=round(seconds)))

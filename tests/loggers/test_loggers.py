@@ -18,11 +18,11 @@ from rich.console import Console
 
 from comlrl import loggers
 from comlrl.files import read_lines
-from comlrl.loggers.console import ConsoleLogger, clock, shown
+from comlrl.loggers.console import ConsoleLogger, shown
 from comlrl.loggers.episode_log import EpisodeLogger
 from comlrl.loggers.jsonl import JsonlLogger
 from comlrl.loggers.samples import SampleLogger
-from comlrl.loop.progress import Progress, Remaining
+from comlrl.loop.progress import Progress, clock
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
 from tests.support.fakes import Clock, code_task
@@ -157,20 +157,18 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert [file.name for file in tmp_path.glob("episodes*")] == ["episodes.jsonl"]
 
 
-def ten_steps(clock: Clock, steps: int = 0) -> Progress:
-    """A run of ten training steps, an evaluation at both ends; a step 40 s, an evaluation 60 s."""
+def ten_steps(clock: Clock) -> Progress:
+    """A run of ten training steps after the third; each took 40 s."""
     progress = Progress(clock)
-    progress.remaining = Remaining(steps, 10, evaluations=1)
-    for work, seconds in (("evaluating", 60), ("training", 40)):
-        progress.begin(work)
-        clock.now += seconds
-        progress.end()
+    for step in (1, 2, 3):
+        clock.now += 40
+        progress.reach(step, 10, step / 10)
     return progress
 
 
 def test_console_prints_a_line_a_record_where_there_is_no_terminal():
     out = io.StringIO()
-    progress = ten_steps(Clock(), steps=1)
+    progress = ten_steps(Clock())
     logger = ConsoleLogger(progress, console=Console(file=out, width=40))
     logger.log(record(0, "eval", reward_mean=0.912))
     logger.log(record(1, reward_mean=1.25, tokens_per_second=2345.6, tasks_seen=16))
@@ -178,34 +176,34 @@ def test_console_prints_a_line_a_record_where_there_is_no_terminal():
     progress.begin("evaluating")
     logger.close()
     first, second, third = out.getvalue().splitlines()  # never wrapped, whatever the width
-    # 9 steps of 40 s and the last evaluation's 60 s: 420 s
-    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91  left 0:07:00"
+    # 7 steps of 40 s: 280 s
+    assert first == "eval  0/10  env steps 0  epoch 0  reward 0.91  left 0:04:40"
     assert second == (
-        "train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25  tok/s 2,346  left 0:07:00"
+        "train 1/10  env steps 8  epoch 0  tasks 16  reward 1.25  tok/s 2,346  left 0:04:40"
     )
-    assert third == "evaluating  left 0:07:00"
-
-
-def last_frame(text: str) -> str:
-    return text[text.rindex("demo") :]
+    assert third == "evaluating  left 0:04:40"
 
 
 def test_console_table_on_a_terminal():
     out, clock = io.StringIO(), Clock()
-    progress = ten_steps(clock, steps=2)
+    progress = ten_steps(clock)
     console = Console(file=out, force_terminal=True, width=99, color_system=None)
-    logger = ConsoleLogger(progress, title="demo", console=console)
+    logger = ConsoleLogger(progress, title="[demo]", console=console)
     logger.log(record(0, "eval", reward_mean=0.912))
-    progress.begin("training")
-    clock.now += 30  # of this step's 40 s: 8 · 40 + 60 − 30 = 350 s are left
+    progress.reach(3, 10, 0.3)
+    progress.begin("evaluating")
+    for seconds, share in ((5, 0.25), (10, 0.5)):
+        clock.now += seconds
+        progress.part(share)
     logger.log(record(2, reward_mean=1.25, tokens_per_second=2345.6))
-    text = last_frame(out.getvalue())
-    assert "2/10" in text and "1.25" in text and "2,346" in text
-    assert "0:02:10 left 0:05:50 training" in text
-    logger.close()
     text = out.getvalue()
-    assert "left" not in last_frame(text)
-    assert "\x1b[?25h" in text  # the cursor is shown again
+    text = text[text.rindex("[demo]") :]
+    run, work, *table = text.splitlines()
+    assert "3/10" in run and "30% 0:04:40" in run
+    assert "evaluating" in work and "50% 0:00:20" in work
+    assert "1.25" in "".join(table) and "2,346" in "".join(table)
+    logger.close()
+    assert "\x1b[?25h" in out.getvalue()  # the cursor is shown again
 
 
 def test_console_shows_the_task_s_reward_of_a_training_that_maximizes_a_score():
@@ -218,7 +216,7 @@ def test_console_shows_the_task_s_reward_of_a_training_that_maximizes_a_score():
     ):
         out = io.StringIO()
         console = Console(file=out, force_terminal=terminal, width=99, color_system=None)
-        logger = ConsoleLogger(ten_steps(Clock(), steps=1), console=console)
+        logger = ConsoleLogger(ten_steps(Clock()), console=console)
         for one in (evaluated, trained):
             logger.log(one)
         logger.close()
@@ -254,7 +252,7 @@ def test_tensorboard_scalars(tmp_path):
 
 def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     progress = Progress()
-    progress.remaining = Remaining(0, 3)
+    progress.reach(0, 3, 0.0)
     asked = settings(output=SimpleNamespace(verbose=True))
     built = begun(loggers.build(asked, CODE, tmp_path / "run", progress))
     built.log(record(1))
@@ -387,16 +385,17 @@ def test_trackio_resumed_is_the_same_run(tmp_path):
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_commands_only_work_is_shown_beside_its_output(monkeypatch, terminal):
     out, clock = io.StringIO(), Clock()
-    screen = Console(file=out, width=60, force_terminal=terminal)
+    screen = Console(file=out, width=99, force_terminal=terminal)
     monkeypatch.setattr("comlrl.loggers.console.Console", lambda **_: screen)
     progress = Progress(clock)
     with shown(progress, "evaluating"):
-        clock.now += 90
-        progress.part(0.25)
+        for seconds, share in ((5, 0.25), (90, 0.5)):
+            clock.now += seconds
+            progress.part(share)
     if terminal:
-        assert "evaluating 25%, 0:04:30 to go" in out.getvalue()
+        assert "evaluating" in out.getvalue() and "0:03:00" in out.getvalue()
     else:
-        assert out.getvalue() == "evaluating 25%, 0:04:30 to go\n"
+        assert out.getvalue() == "evaluating 50%, 0:03:00 to go\n"
 
 
 def test_no_color_leaves_no_escape_codes(monkeypatch, capsys):
