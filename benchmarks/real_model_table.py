@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from comlrl.files import read_lines
 from comlrl.loggers.report.chart import Chart, Series, smoothed
-from comlrl.loggers.report.pictures import write_curves
+from comlrl.loggers.report.pictures import write_charts
 from comlrl.loggers.tables import table
 from comlrl.run_files import METRICS, PREFERENCES
 
@@ -124,7 +124,7 @@ def main() -> None:
         charts = [Chart("Training reward", by_tokens, x_label="sampled tokens, thousands")]
         if by_minutes:
             charts.append(Chart("Training reward", by_minutes, x_label="CPU minutes of one core"))
-        write_curves(charts, options.figure)
+        write_charts(charts, options.figure)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
@@ -10,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)  # further lines are dashed
-MAX_POINTS, MAX_ROWS = 300, 20  # of a line, more are averaged in bins; of a table
+MAX_POINTS = 300  # of a line; more are averaged in bins
 Kind = Literal["lines", "stacked", "change", "bars", "dots"]
 
 
@@ -24,7 +23,7 @@ class Series:
     colour: int = 0
     low_X: Sequence[float] = ()
     high_X: Sequence[float] = ()
-    faint: bool = False  # raw values behind a smoothed line: not in legends or tables
+    faint: bool = False  # raw values behind a smoothed line: not in legends
     dots: bool = False
     opacity_X: Sequence[float] = ()  # of a chart of dots, 0 … 1
 
@@ -34,7 +33,7 @@ class Chart:
     """Series on common axes.
 
     ``stacked``: areas on top of each other, negative values below zero; the series share their
-    x-values. ``change``: two series, before and after, in one column for each of ``names``.
+    x-values. ``change``: two series, before and after.
     """
 
     title: str
@@ -46,7 +45,6 @@ class Chart:
     wide: bool = False
     x_label: str = "environment steps"
     note: str = ""
-    names: Sequence[str] = ()
     shared_legend: bool = False  # the page has one for all of its charts
 
     @property
@@ -55,29 +53,6 @@ class Chart:
         shown = tuple((s.label, s.colour) for s in self.series if not s.faint)
         alone = self.kind == "lines" and len(shown) == 1 and not self.wide
         return () if alone or self.shared_legend or self.kind in ("change", "bars") else shown
-
-    @property
-    def table(self) -> list[list[str]]:
-        """Rows of values, headings first: of every task, or of lines at up to 20 steps.
-
-        A line's value is its latest one at that step.
-        """
-        shown = [s for s in self.series if not s.faint]
-        if self.kind == "change":
-            rows = zip(self.names, *([f"{y:.2f}" for y in s.ys_X] for s in shown), strict=True)
-            return [["task", *(s.label for s in shown)], *map(list, rows)]
-        if self.kind not in ("lines", "stacked"):
-            return []
-        steps = sorted({x for s in shown for x in s.xs_X})
-        count = min(len(steps), MAX_ROWS)
-        steps = [steps[i * (len(steps) - 1) // max(count - 1, 1)] for i in range(count)]
-        before = [[bisect_right(s.xs_X, x) for s in shown] for x in steps]
-        cells = [
-            [f"{s.ys_X[i - 1]:.4g}" if i else "–" for s, i in zip(shown, row, strict=True)]
-            for row in before
-        ]
-        head = [self.x_label, *(s.label for s in shown)]
-        return [head, *([f"{x:,.0f}", *row] for x, row in zip(steps, cells, strict=True))]
 
 
 def thinned(series: Series) -> Series:

@@ -190,14 +190,14 @@ def _behaviour(run: Run) -> Section:
 def _tasks(run: Run) -> Section:
     first, last = run.passes()
     before, after = _task_means(first), _task_means(last)
-    rows = [(task, before[task], reward) for task, reward in after.items() if task in before]
+    rows = [(before[task], reward) for task, reward in after.items() if task in before]
     if not rows:
         return Section("Task by task", ())
-    rows.sort(key=lambda row: (row[2], row[1]))
-    values = [v for row in rows for v in row[1:]]
+    rows.sort(key=lambda row: row[::-1])
+    values = [v for row in rows for v in row]
     ceiling = reward_ceiling(run)
     high = max(values if ceiling is None else [*values, ceiling])
-    names, old, new = zip(*rows, strict=True)
+    old, new = zip(*rows, strict=True)
     chart = Chart(
         "Reward of each task",
         [Series("before", range(len(rows)), old), Series("after", range(len(rows)), new)],
@@ -206,7 +206,6 @@ def _tasks(run: Run) -> Section:
         wide=True,
         x_label="tasks, by reward after training",
         note="Hollow: before training; full: after.",
-        names=names,
     )
     return Section("Task by task", (chart,))
 

@@ -19,7 +19,7 @@ from comlrl.loggers.report.chart import Chart, Series
 from comlrl.loggers.report.charts import Section
 from comlrl.loggers.report.lines import is_share, reward_ceiling, reward_range
 from comlrl.loggers.report.page import page
-from comlrl.loggers.report.pictures import write_curves
+from comlrl.loggers.report.pictures import write_charts
 from comlrl.loggers.report.run_data import ReportError, Run
 from comlrl.loggers.views.view import Metric, View, titled
 from comlrl.run_files import REPORT
@@ -284,4 +284,4 @@ def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
         group.label + ("" if curve(group.runs, phase, "reward_mean") else f", none {where}")
         for group in groups
     ]
-    write_curves([chart for chart in both if chart], *paths, labels=labels)
+    write_charts([chart for chart in both if chart], *paths, labels=labels)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from comlrl.loggers.report.chart import Chart, Series, thinned
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
 STYLES = ("-", "--", ":", "-.")
 BETTER, WORSE, SAME = COLOURS[2], COLOURS[1], COLOURS[7]
-NARROW, WIDE, COLUMN = (3.5, 2.1), (9.6, 3.0), (3.4, 2.6)  # inches; the last one: of a paper
+NARROW, WIDE, COLUMN = (3.5, 2.1), (9.6, 3.0), (3.4, 2.8)  # inches; the last one: of a paper
 LEFT, RIGHT, BOTTOM, TOP = 0.5, 0.12, 0.4, 0.15  # margins of a page's charts; inches
-LEGEND_LETTERS, LEGEND_LINE = 130, 0.17  # of a line of a common legend; inches
+LEGEND_LETTERS, LEGEND_LINE = 120, 0.17  # of a line of a common legend; inches
 PAPER: dict[Any, Any] = {
     "axes.formatter.limits": (-3, 5),
     "font.size": 8,
@@ -167,48 +166,27 @@ def _dots(axis: Axes, groups: Sequence[Series]) -> None:
         axis.scatter(group.xs_X, group.ys_X, 10, **look)
 
 
-def write_figures(charts: Mapping[str, Chart], folder: str | Path) -> list[Path]:
-    """Write each chart as ``NAME.pdf`` and ``NAME.png``, at the width of a paper's column."""
-    folder, written = Path(folder), []
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chart in charts.items():
-        with rc_context(PAPER):
-            figure = Figure(figsize=COLUMN, layout="constrained")
-            axis = figure.subplots()
-            draw(axis, chart)
-            axis.set_ylabel(chart.title)
-            texts = axis.get_legend_handles_labels()[1]
-            if len(texts) > 1:
-                across = 1 if max(map(len, texts)) > 20 else 3
-                figure.legend(loc="outside lower center", frameon=False, fontsize=7, ncols=across)
-                figure.set_figheight(COLUMN[1] + 0.14 * math.ceil(len(texts) / across))
-            written += _save(figure, folder / f"{name}.pdf", folder / f"{name}.png", dpi=300)
-    return written
-
-
-def write_curves(charts: Sequence[Chart], *paths: Path, labels: Sequence[str] = ()) -> list[Path]:
-    """Write charts side by side, each with its legend, or with one that has ``labels``."""
+def write_charts(charts: Sequence[Chart], *paths: Path, labels: Sequence[str] = ()) -> list[Path]:
+    """Write charts side by side, each as wide as a paper's column, into files of any of
+    matplotlib's formats. Each has its legend; with ``labels``, one has all of them."""
     count = max(len(charts), 1)
     labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
     below = LEGEND_LINE * sum(1 + label.count("\n") for label in labels)
     with rc_context(PAPER):
-        figure = Figure(figsize=(4.4 * count, 3.6 + below), layout="constrained")
+        figure = Figure(figsize=(COLUMN[0] * count, COLUMN[1] + below), layout="constrained")
         for axis, chart in zip(figure.subplots(1, count, squeeze=False)[0], charts, strict=False):
             draw(axis, chart)
-            axis.set_title(chart.title, fontsize=10)
-            if not labels and axis.get_legend_handles_labels()[0]:
-                place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
-                axis.legend(**place, frameon=False, ncols=3, columnspacing=1.2)
+            axis.set_title(chart.title)
+            if not labels and len(axis.get_legend_handles_labels()[0]) > 1:
+                place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+                axis.legend(**place, frameon=False, fontsize=7, ncols=2, columnspacing=1.2)
         if labels:
             swatches = [Line2D([], [], **style(i)) for i in range(len(labels))]
             figure.legend(swatches, labels, loc="outside lower left", frameon=False)
-        return _save(figure, *paths, dpi=180)
-
-
-def _save(figure: Figure, *paths: Path, dpi: int) -> list[Path]:
-    for path in paths:
-        drawn = io.BytesIO()
-        form = path.suffix[1:]
-        figure.savefig(drawn, format=form, dpi=dpi, metadata=UNDATED.get(path.suffix))
-        replace(path, drawn.getvalue())
+        for path in paths:
+            drawn = io.BytesIO()
+            metadata = UNDATED.get(path.suffix)
+            figure.savefig(drawn, format=path.suffix[1:], dpi=300, metadata=metadata)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace(path, drawn.getvalue())
     return list(paths)

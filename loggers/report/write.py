@@ -19,13 +19,13 @@ def write_report(run_dir: str | Path) -> Run:
 
     Raises ReportError where that is not a run's.
     """
-    from comlrl.loggers.report.pictures import write_curves
+    from comlrl.loggers.report.pictures import write_charts
 
     run = read_run(run_dir)
     # What other programs have put into the folder, and its own name, may hold lone surrogates.
     with damaged(run.path):
         replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
-        write_curves(list(figures(run).values()), run.path / "curves.png")
+        write_charts(list(figures(run).values()), run.path / "curves.png")
     return run
 
 

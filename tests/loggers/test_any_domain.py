@@ -22,7 +22,7 @@ from comlrl.loggers.model_card import write_model_card
 from comlrl.loggers.report.charts import figures, sections
 from comlrl.loggers.report.comparison import grouped, render
 from comlrl.loggers.report.heat_map import write_heat_map
-from comlrl.loggers.report.pictures import write_curves
+from comlrl.loggers.report.pictures import write_charts
 from comlrl.loggers.report.run_data import read_run
 from comlrl.loggers.tables import cross_play_table, evaluation_table, sides
 from comlrl.loop.progress import Progress
@@ -198,7 +198,7 @@ def test_curves_have_no_empty_panel(run_dir, tmp_path, monkeypatch):
         lambda f, *a, **k: (drawn.append([x.get_title() for x in f.axes]), save(f, *a, **k)),
     )
     for run in (read_run(run_dir), read_run(logged(tmp_path / "b", reward_mean=[0.0, 1.0]))):
-        write_curves(list(figures(run).values()), tmp_path / "a.png")
+        write_charts(list(figures(run).values()), tmp_path / "a.png")
     assert drawn == [
         ["Mean reward", "Parts of the reward, training", "Shares of joint actions"],
         ["Mean reward"],

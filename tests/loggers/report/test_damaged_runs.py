@@ -13,7 +13,7 @@ from tests.support.made_runs import make_run
 
 def _without_drawings(monkeypatch):
     """Keep reports quick: these tests are about what is read."""
-    monkeypatch.setattr("comlrl.loggers.report.pictures.write_curves", lambda *_: None)
+    monkeypatch.setattr("comlrl.loggers.report.pictures.write_charts", lambda *_: None)
     monkeypatch.setattr("comlrl.loggers.report.pictures.svg", lambda *_: "")
 
 

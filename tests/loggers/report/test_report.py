@@ -23,7 +23,7 @@ from comlrl.loggers.report.chart import Chart, Series, smoothed
 from comlrl.loggers.report.charts import sections
 from comlrl.loggers.report.comparison import curve, grouped, write_comparison
 from comlrl.loggers.report.lines import learning_series, unsolved_share
-from comlrl.loggers.report.pictures import COLOURS, draw, svg, write_curves
+from comlrl.loggers.report.pictures import COLOURS, draw, svg, write_charts
 from comlrl.loggers.report.run_data import ReportError, Run, read_run
 from comlrl.loggers.report.sample_episodes import episodes
 from comlrl.loggers.report.write import learned, render, write_report
@@ -173,7 +173,7 @@ def test_tasks_answered_several_times(tmp_path):
     run = read_run(folder)
     assert [(e.answer, e.gain) for e in episodes(run)] == [(1, 3.0), (2, 1.0)]
     (section,) = [s for s in sections(run) if s.title == "Task by task"]
-    assert section.charts[0].table == [["task", "before", "after"], ["a", "1.50", "3.50"]]  # means
+    assert [list(line.ys_X) for line in section.charts[0].series] == [[1.5], [3.5]]  # means
     html = render(run)
     assert "<option" in html and "not passed" not in html  # a reward without tests
     assert "<small>main</small>" in html  # one agent
@@ -340,26 +340,18 @@ def test_a_drawing_is_the_same_each_time_and_takes_its_colours_from_the_page():
 def test_pictures_are_the_same_each_time(tmp_path):
     chart = Chart("Costs in $, not $\\frac{", [Series("$x_{", [0, 1], [0.5, 0.25])], wide=True)
     files = [tmp_path / f"{i}.{kind}" for i in range(2) for kind in ("svg", "pdf", "png")]
-    write_curves([chart], *files[:3])
-    write_curves([chart], *files[3:])
+    write_charts([chart], *files[:3])
+    write_charts([chart], *files[3:])
     assert [f.read_bytes() for f in files[:3]] == [f.read_bytes() for f in files[3:]]
 
 
-def test_a_long_line_is_thinned_and_its_table_is_short():
+def test_a_long_line_is_thinned():
     line = Series("x", range(2000), [float(i) for i in range(2000)])
     chart = Chart("Long", [line])
     axis = Figure().subplots()
     draw(axis, chart)
     xs, ys = axis.lines[0].get_data()
     assert len(xs) == 300 and list(xs) == list(ys)
-    assert chart.table[0] == ["environment steps", "x"]
-    assert chart.table[1] == ["0", "0"] and chart.table[-1] == ["1,999", "1999"]
-    assert len(chart.table) == 21
-
-
-def test_a_table_has_the_latest_value_at_each_step():
-    chart = Chart("", [Series("a", [0, 10], [1.0, 2.0]), Series("b", [5], [7.0])])
-    assert chart.table[1:] == [["0", "1", "–"], ["5", "1", "7"], ["10", "2", "7"]]
 
 
 def test_figures_by_themselves_for_papers(run_dir, tmp_path, capsys):
@@ -617,7 +609,7 @@ def test_a_task_that_got_worse_has_another_colour():
         Series("after", range(3), [1.0, 0.0, 1.0]),
     ]
     axis = Figure().subplots()
-    draw(axis, Chart("Tasks", series, "change", names=["a", "b", "c"], y_range=(0.0, 1.0)))
+    draw(axis, Chart("Tasks", series, "change", y_range=(0.0, 1.0)))
     colours = [to_hex(colour) for colour in axis.collections[-1].get_facecolors()]
     assert colours == [COLOURS[2], COLOURS[1], COLOURS[7]]
     assert axis.get_ylim()[0] < 0 and axis.get_ylim()[1] > 1  # dots at the ends are whole

@@ -51,8 +51,12 @@ def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) 
     """Write figures for papers: of a single run, or of the settings compared."""
     from comlrl.loggers.report.charts import figures
     from comlrl.loggers.report.comparison import charts_of, grouped
-    from comlrl.loggers.report.pictures import write_figures
+    from comlrl.loggers.report.pictures import write_charts
 
     runs = [read_run(path) for path in paths]
     charts = figures(runs[0]) if len(runs) == 1 else charts_of(grouped(runs, labels))
-    return write_figures(charts, folder)
+    return [
+        file
+        for name, chart in charts.items()
+        for file in write_charts([chart], folder / f"{name}.pdf", folder / f"{name}.png")
+    ]
