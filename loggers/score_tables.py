@@ -1,4 +1,4 @@
-"""A scorecard as a Markdown table, and as shades for a terminal."""
+"""A scorecard as a Markdown table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from comlrl.evaluation.scorecard import Entry
 from comlrl.loggers.tables import table
 
 NOTHING = "—"
-SHADES = " ░▒▓█"  # of scores from 0 to 1
 Entries = Mapping[tuple[str, str], Entry]  # (algorithm, task)
 
 
@@ -23,25 +22,7 @@ def score_table(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str
     return table(["algorithm", *tasks], rows)
 
 
-def score_shades(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str]) -> str:
-    """Return a heat map of characters, a row for each algorithm."""
-    left = max(map(len, (*algorithms, ""))) + 1
-    width = max(map(len, tasks)) + 1
-    lines = [" " * left + "".join(task.ljust(width) for task in tasks)]
-    for name in algorithms:
-        cells = [_shade(entries.get((name, task)), width - 1) for task in tasks]
-        lines.append(name.ljust(left) + " ".join(cells))
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
 def _cell(entry: Entry | None) -> str:
     if entry is None or entry.mean is None:
         return NOTHING
     return f"{entry.mean:.2f}" + ("" if entry.deviation is None else f" ± {entry.deviation:.2f}")
-
-
-def _shade(entry: Entry | None, width: int) -> str:
-    if entry is None or entry.mean is None:
-        return NOTHING.ljust(width)
-    level = min(len(SHADES) - 1, max(0, int(entry.mean * len(SHADES))))
-    return f"{entry.mean:5.2f} ".ljust(width, SHADES[level])[:width]

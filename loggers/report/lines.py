@@ -59,25 +59,6 @@ def reward_ceiling(run: Run) -> float | None:
     return run.domain.get("greatest_reward")
 
 
-def unsolved_share(run: Run) -> float | None:
-    """Return the share of the training reward that was earned without a pass.
-
-    None if the domain does not measure it, or there was no reward.
-    """
-    if run.view.unsolved is None:
-        return None
-    of_it = everything = 0.0
-    for record in run.records:
-        metrics = record["metrics"]
-        unsolved = metrics.get(run.view.unsolved.name)
-        if record["phase"] == "train" and unsolved is not None:
-            parts = (metrics.get(f"reward/{part}") or 0.0 for part in run.reward_parts)
-            count = metrics.get("joint_actions") or 1.0
-            of_it += count * unsolved
-            everything += count * math.fsum(parts)
-    return of_it / everything if everything > 0 else None
-
-
 def reward_range(
     series: Sequence[Series], ceiling: float | None
 ) -> tuple[float | None, float | None]:

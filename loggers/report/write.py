@@ -7,7 +7,7 @@ from pathlib import Path
 
 from comlrl.files import replace
 from comlrl.loggers.report.charts import figures, sections
-from comlrl.loggers.report.lines import learning_series, reward_ceiling, unsolved_share
+from comlrl.loggers.report.lines import learning_series, reward_ceiling
 from comlrl.loggers.report.page import page
 from comlrl.loggers.report.run_data import Run, damaged, read_run
 from comlrl.loggers.report.sample_episodes import episodes, yaml
@@ -95,9 +95,6 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     _, passes = run.series("eval", "pass_rate")
     if passes:
         tiles.append((run.view.passed, f"{passes[-1]:.0%}", f"from {passes[0]:.0%}"))
-    share = unsolved_share(run)
-    if run.view.unsolved is not None and share is not None:
-        tiles.append((run.view.unsolved.title, f"{share:.0%}", "of all that training gave"))
     accuracy = run.preferences.get("reward_model_accuracy")
     if accuracy is not None:
         tiles.append(("reward model", f"{accuracy:.0%}", "held-out pairs ordered rightly"))

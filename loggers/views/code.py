@@ -97,7 +97,6 @@ CODE = View(
             ),
         ),
     ),
-    unsolved=Metric("reward without all tests passed", "unsolved_reward_mean"),
     note="Shares of all joint actions of a training step.",
     agreement="Which way of sharing the work each agent follows, read from the syntax tree of its "
     "code. The agents cannot talk; only matching conventions score.",

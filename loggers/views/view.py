@@ -54,7 +54,6 @@ class View:
     charts: tuple[Lines, ...] | None = None
     note: str = "Means over joint actions."  # above the charts
     agreement: str = "Which way of sharing the work each agent follows."  # above the conventions
-    unsolved: Metric | None = None  # what of the mean reward came without a pass
     curves: tuple[str, tuple[Metric, ...] | None] = ("Shares of joint actions", None)
     compared: tuple[Metric, ...] | None = None  # shares
     tables: tuple[str, ...] | None = None  # of evaluations and model cards

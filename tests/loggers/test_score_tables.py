@@ -1,9 +1,9 @@
-"""The scorecard's table and its shades."""
+"""The scorecard's table."""
 
 from __future__ import annotations
 
 from comlrl.evaluation.scorecard import Entry
-from comlrl.loggers.score_tables import score_shades, score_table
+from comlrl.loggers.score_tables import score_table
 
 ENTRIES = {
     ("first", "codes"): Entry(mean=0.5, deviation=0.25, noise=0.03, seeds=3),
@@ -22,23 +22,4 @@ def test_the_table_has_mean_deviation_and_noise():
         "| first                     | 0.50 ± 0.25 |      — |",
         "| second                    |        1.00 |      — |",
         "| *noise of one evaluation* |        0.03 |        |",
-    ]
-
-
-def test_shades_grow_with_the_score():
-    lines = score_shades(ENTRIES, ["first", "second"], ["a task of the arena", "levers"])
-    assert "—" in lines
-    lines = score_shades(
-        {
-            (name, "a long column"): Entry(mean=mean, deviation=None, noise=None, seeds=1)
-            for name, mean in (("low", 0.0), ("middle", 0.5), ("high", 1.0), ("below", -2.0))
-        },
-        ["low", "middle", "high", "below"],
-        ["a long column"],
-    ).splitlines()
-    assert lines[1:] == [
-        "low     0.00",
-        "middle  0.50 ▒▒▒▒▒▒▒",
-        "high    1.00 ███████",
-        "below  -2.00",
     ]

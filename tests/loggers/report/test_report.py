@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from comlrl.loggers.jsonl import JsonlLogger
 from comlrl.loggers.report.chart import Chart, Series, smoothed
 from comlrl.loggers.report.charts import sections
 from comlrl.loggers.report.comparison import curve, grouped, write_comparison
-from comlrl.loggers.report.lines import learning_series, unsolved_share
+from comlrl.loggers.report.lines import learning_series
 from comlrl.loggers.report.pictures import COLOURS, draw, svg, write_charts
 from comlrl.loggers.report.run_data import ReportError, Run, read_run
 from comlrl.loggers.report.sample_episodes import episodes
@@ -60,29 +59,6 @@ def test_the_page_shows_what_a_reader_looks_for(run_dir):
         "Reward without all tests passed", "Where the time goes", "Episodes", "Configuration",
     ):  # fmt: skip
         assert words in text, words
-
-
-def test_the_share_of_the_reward_without_all_tests_passed(tmp_path):
-    """Of 2 · (2.0 + 0.5) + 6 · (0.0 + 1.0), 2 · 2.0 + 6 · 0.25 came without: 5.5 of 11."""
-    run = Run(
-        path=tmp_path, config={}, config_text="", summary={}, environment={},
-        records=tuple(
-            {"phase": phase, "step": 8, "update": 1, "metrics": metrics}
-            for phase, metrics in (
-                ("train", {"joint_actions": 2.0, "reward/tests": 2.0, "reward/syntax": 0.5,
-                           "unsolved_reward_mean": 2.0}),
-                ("train", {"joint_actions": 6.0, "reward/tests": 0.0, "reward/syntax": 1.0,
-                           "unsolved_reward_mean": 0.25}),
-                ("eval", {"joint_actions": 9.0, "reward/tests": 1.0, "unsolved_reward_mean": 1.0}),
-            )
-        ),
-        samples=(), latents=(), preferences={}, modules={}, domain={"domain": "code"},
-    )  # fmt: skip
-    assert unsolved_share(run) == pytest.approx(0.5)
-    html = render(run)
-    assert "reward without all tests passed" in html and "50%" in html
-    assert unsolved_share(replace(run, records=())) is None
-    assert unsolved_share(replace(run, domain={"domain": "writing"})) is None
 
 
 def test_contents_lead_to_every_section(run_dir):

@@ -320,10 +320,9 @@ def _replayed(outcome: Outcome, played: dict[int, float] | str, ends: Bounds) ->
 
 
 def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
-    """Write ``arena.json``, ``arena.md`` and ``arena.png``, and print the table and the heat
-    map."""
+    """Write ``arena.json``, ``arena.md`` and ``arena.png``, and print the table."""
     from comlrl.loggers.report.heat_map import write_heat_map
-    from comlrl.loggers.score_tables import score_shades, score_table
+    from comlrl.loggers.score_tables import score_table
 
     table_entries, names = entries(outcomes), list(arena.algorithms)
     result = {
@@ -343,7 +342,7 @@ def write(arena: Arena, outcomes: Sequence[Outcome]) -> None:
     means = [[math.nan if mean is None else mean for mean in row] for row in scores]
     title = "Score: 0 is the floor, 1 the optimum"
     write_heat_map(arena.out / "arena.png", names, arena.tasks, means, title, scale=(0.0, 1.0))
-    print(f"\n{table}\n{score_shades(table_entries, names, arena.tasks)}")
+    print(f"\n{table}")
     for (name, task), entry in table_entries.items():
         for reason in entry.reasons:
             print(f"— {name}, {task}: {reason.removeprefix('error: ')}")
