@@ -136,13 +136,13 @@ class Loader:
         self._refuse_unknown()
         try:
             self._split_older_critic()
-            built = self._built()
+            return self._built()
         except OmegaConfBaseException as error:
             raise UserError(f"--override: {' '.join(str(error).split())}") from error
-        return share_common_keys(built, self.sources)
 
     def _built(self) -> Config:
         off = set(OPTIONAL_SECTIONS) - self._present
+        sections = {n: self._section(n) for n in self.algorithm_sections}
         shared: dict[str, Any] = {n: None if n in off else self._section(n) for n in SECTIONS}
         return Config(
             algorithm=self.algorithm,
@@ -153,7 +153,7 @@ class Loader:
             seed=self._root.seed,
             sampling=_sampling(OmegaConf.to_container(self._root.sampling)),
             init_from=self._root.init_from,
-            sections={n: self._section(n) for n in self.algorithm_sections},
+            sections=share_common_keys(self.algorithm, sections, self.sources),
             folder=self.folder,
             beside=self.beside,
             **shared,
@@ -279,24 +279,26 @@ class Loader:
         return keys_of(Root).get(section)
 
 
-def share_common_keys(config: Config, sources: Mapping[str, str]) -> Config:
+def share_common_keys(
+    outer: str, sections: Mapping[str, CommonConfig], sources: Mapping[str, str]
+) -> Mapping[str, CommonConfig]:
     """Give MARLHF's collection, loop and online stage the same value of each common key.
 
-    ``sources``: key → where it was set. If both sections set a key, the RL algorithm's value is
-    used, unless only ``marlhf:``'s was set on the command line.
+    ``outer``: the run's algorithm. ``sources``: key → where it was set. If both sections set a key,
+    the RL algorithm's value is used, unless only ``marlhf:``'s was set on the command line.
     """
-    outer, online = config.algorithm, config.online_name
-    if outer == online:
-        return config
+    online = sections[outer].learns_by
+    if online is None:
+        return sections
     values = {}
     for key in keys_of(CommonConfig).keys() - set(SINGLE_TURN_KEYS):
         general, special = sources.get(f"{outer}.{key}"), sources.get(f"{online}.{key}")
         wins = special is None or (
             general is not None and general.startswith("--") and not special.startswith("--")
         )
-        values[key] = getattr(config.sections[outer if wins else online], key)
-    shared = {n: dataclasses.replace(config.sections[n], **values) for n in (outer, online)}
-    return dataclasses.replace(config, sections={**config.sections, **shared})
+        values[key] = getattr(sections[outer if wins else online], key)
+    shared = {n: dataclasses.replace(sections[n], **values) for n in (outer, online)}
+    return {**sections, **shared}
 
 
 def _checked(name: str, values: Any, cls: type) -> Any:

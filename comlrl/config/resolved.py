@@ -239,6 +239,22 @@ class Config:
         return {f"{n}.{key}": m for n, s in read.items() for key, m in s.other_models.items()}
 
     @property
+    def agents_models(self) -> list[tuple[str, str]]:
+        """Return (key, name) of the models that the agents have."""
+        if isinstance(self.agents, tuple):
+            return [("agents", name) for name in self.agents]
+        entries = (self.agents or {}).items()
+        named = [(f"agents.{role}.model", agent.model) for role, agent in entries if agent.model]
+        if self.agent_model.name in self.agent_models:
+            named.append(("agent_model.name", self.agent_model.name))
+        return named
+
+    @property
+    def named_models(self) -> list[tuple[str, str]]:
+        """Return (key, name) of every model that a run loads, the agents' first."""
+        return [*self.agents_models, *self.other_models.items()]
+
+    @property
     def shares_base(self) -> bool:
         """Return whether all agents are adapters on one frozen base."""
         apart = isinstance(self.agents, tuple) or len(set(self.agent_models)) > 1
@@ -292,6 +308,36 @@ class Config:
         """Return whether the run ends with ``final_model/``: adapters do, unless switched off."""
         setting = self.output.save_final_model
         return self.lora.enabled if setting == "auto" else setting
+
+    @property
+    def no_weights(self) -> str | None:
+        """Return why a run will leave nothing that could be evaluated or trained further; None:
+        it will leave weights."""
+        section = self.section
+        saves = section.eval_interval if section.save_steps is None else section.save_steps
+        if self.keeps_final_model or self.output.save_best or saves:
+            return None
+        why = "output.save_final_model=false"
+        if self.output.save_final_model == "auto":
+            why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
+        return f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"
+
+    def context_length(self, holds: int) -> int:
+        """Return the tokens of prompt and completion together: max_length, or less where the
+        models hold less.
+
+        Raises UserError where that leaves no room for a prompt.
+        """
+        limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
+        named = [limit for limit in limits if limit is not None]
+        common = [self.section.max_new_tokens] if len(named) < self.section.num_agents else []
+        written = max(*named, *common, self.evaluation.max_new_tokens or 0, 0)
+        if holds <= written:
+            raise UserError(
+                f"{self.algorithm}.max_new_tokens: {written} leaves no room for a prompt in the "
+                f"model's context of {holds} tokens; give less"
+            )
+        return min(self.agent_model.max_length, holds)
 
     def temperature(self, section: CommonConfig) -> float:
         """Return a section's temperature, or agent_model's where it says null."""

@@ -24,7 +24,7 @@ from comlrl.trainers.launch.checks.shipped import config_file
 from comlrl.trainers.launch.commands import evaluate as evaluation
 from comlrl.trainers.launch.commands import evaluation_plan
 from comlrl.trainers.launch.commands.command_line import FLAGS, resolve
-from comlrl.trainers.launch.commands.train import check, execute, no_weights_notice
+from comlrl.trainers.launch.commands.train import check, execute
 from comlrl.trainers.launch.python_objects import (
     FunctionReward,
     Rows,
@@ -170,9 +170,9 @@ def train(
                     target.obj.roles = work.roles
                 if target.key == "dataset.name":
                     work = replace(work, sources=(*work.sources, *target.sources))
-            for text in notices + check(resolved, bool(resume)) + no_weights_notice(resolved):
+            for text in notices + check(resolved, bool(resume)):
                 notice(text)
-            named = [("dataset.name", resolved.dataset.name), *hub.named_models(resolved)]
+            named = [("dataset.name", resolved.dataset.name), *resolved.named_models]
             hub.check_reachable(named, resolved.beside)
             build = importlib.import_module(f"comlrl.train_{algorithm}").build
             execute(resolved, work, build, life, bool(resume), resume == "force")

@@ -90,13 +90,13 @@ def test_it_needs_evaluations() -> None:
     ids=str,
 )
 def test_adapters_are_saved_unless_switched_off(keys: dict, keeps: bool) -> None:
-    from comlrl.trainers.launch.commands.train import no_weights_notice
-
     config = tiny_models.config(**keys)
     assert config.keeps_final_model == keeps
-    notice = no_weights_notice(config)
-    assert bool(notice) != keeps
+    assert bool(config.no_weights) != keeps
     if "output__save_final_model" not in keys and not keeps:
-        assert "save_final_model=auto keeps adapters, and lora.enabled=false has none" in notice[0]
+        assert (
+            "save_final_model=auto keeps adapters, and lora.enabled=false has none"
+            in config.no_weights
+        )
     saved = tiny_models.config(**keys, save_steps=1)
-    assert no_weights_notice(saved) == []  # its checkpoints evaluate
+    assert saved.no_weights is None  # its checkpoints evaluate

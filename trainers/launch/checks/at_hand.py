@@ -17,7 +17,7 @@ from comlrl.tasks.json_rows import KINDS
 from comlrl.trainers.launch.wiring import hub
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
-from comlrl.trainers.launch.wiring.task_splits import context_length, fitting, load_both_splits
+from comlrl.trainers.launch.wiring.task_splits import fitting, load_both_splits
 
 if TYPE_CHECKING:
     from comlrl.models.prompt_encoder import PromptEncoder
@@ -57,7 +57,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
         unchecked.append(f"{work.program.target}; its calls are known once it is played")
     elif tasks and agents:
         read = work.read_by([agent.encoder for agent in agents])
-        length = context_length(config, min(agent.positions for agent in agents))
+        length = config.context_length(min(agent.positions for agent in agents))
         fitting(
             tasks,
             read,
@@ -117,7 +117,7 @@ def _check_splits(section: DatasetConfig) -> None:
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
     """Return what reads each agent's prompts; [] where a model is not available locally."""
-    keys = {name: key for key, name in hub.agents_models(config)}
+    keys = {name: key for key, name in config.agents_models}
     by_name = {name: _agent(config.agent_model, key, name, unchecked) for name, key in keys.items()}
     for other_key, name in config.other_models.items():
         _agent(config.agent_model, other_key, name, unchecked)

@@ -44,7 +44,7 @@ from comlrl.trainers.launch.commands.command_line import (
 )
 
 if TYPE_CHECKING:
-    from comlrl.config.resolved import Config
+    from comlrl.config.resolved import CommonConfig
     from comlrl.rewards.arena.game import Bounds
     from comlrl.trainers.launch.wiring.resolved_work import Work
 
@@ -202,17 +202,17 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
             return str(error)
         if TASKS[task].cross_play and config.section.one_policy:
             return "cross-play needs an own policy for each agent; these agents share one"
-        return _bounds(config, work)
+        return _bounds(config.dataset.name, config.section, work)
 
 
-def _bounds(config: Config, work: Work) -> Bounds:
+def _bounds(data: str, section: CommonConfig, work: Work) -> Bounds:
     """Compute the bounds of an episode's value, averaged over the evaluation split."""
     from comlrl.builtin import DATASETS
     from comlrl.rewards.arena.game import Bounds, Game
 
-    section, game, reward = config.section, work.domain, work.build_reward()
+    game, reward = work.domain, work.build_reward()
     assert isinstance(game, Game)
-    lines = DATASETS[config.dataset.name]["eval"].read_text(encoding="utf-8").splitlines()
+    lines = DATASETS[data]["eval"].read_text(encoding="utf-8").splitlines()
     tasks = [game.task(str(i), json.loads(line)) for i, line in enumerate(lines)]
     bounds = [game.bounds(task, section.num_agents, section.num_turns, reward) for task in tasks]
     return Bounds(*(sum(ends) / len(bounds) for ends in zip(*bounds, strict=True)))

@@ -216,7 +216,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
         notice("generation.backend: evaluations take the builtin generator")
     data = config.dataset.name
     hub.check_data(data, config.beside)
-    hub.check_reachable([("dataset.name", data), *hub.agents_models(config)], config.beside)
+    hub.check_reachable([("dataset.name", data), *config.agents_models], config.beside)
     tasks = load_tasks(config.dataset, config.dataset.eval_split, plan.work.domain)
     load.set_threads()
     team = build_team(config)

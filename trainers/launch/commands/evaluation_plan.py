@@ -24,7 +24,7 @@ from comlrl.errors import UserError, notice
 from comlrl.trainers.launch.checks.shipped import config_file
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import Parser
-from comlrl.trainers.launch.wiring import hub, init_from, own_algorithm, replacements, weights
+from comlrl.trainers.launch.wiring import init_from, own_algorithm, replacements, weights
 from comlrl.trainers.launch.wiring.replacements import Other
 from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
 from comlrl.trainers.launch.wiring.weights import Trained
@@ -71,11 +71,11 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     pairs = replacements.parse(arguments.replace, teams)
     others = [who for _, who in pairs if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
-    replaced = replacements.check(pairs, config, work.roles)
+    replaced = replacements.check(pairs, config.section, config.agent_models, work.roles)
     if arguments.baseline:
         num_agents = config.section.num_agents
         check_baseline(arguments.baseline, num_agents, config.role_sampling, work.domain)
-    init_from.check_models(hub.named_models(config), config.beside)
+    init_from.check_models(config.named_models, config.beside)
     if config.init_from is not None and (not teams or "untrained" in replaced.values()):
         init_from.check(config)
     if len(teams) > 1 and (config.section.num_agents < 2 or config.section.one_policy):

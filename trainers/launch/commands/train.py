@@ -69,13 +69,13 @@ def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCy
     life.awaited = not only_checks  # else one process checks and prints for all
     if first:
         notices += check(config, arguments.resume)
-        for text in notices + no_weights_notice(config):
+        for text in notices:
             notice(text)
         if arguments.dry_run:
             _dry_run(config, work, arguments.check_solutions)
     if only_checks:
         return
-    named = [("dataset.name", config.dataset.name), *hub.named_models(config)]
+    named = [("dataset.name", config.dataset.name), *config.named_models]
     hub.check_reachable(named, config.beside)
     if arguments.measure:
         _measure(algorithm, arguments, config, build, life)
@@ -89,24 +89,11 @@ def check(config: Config, resume: bool) -> list[str]:
         raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")
     check_free(config.output, resume)
     hub.check_data(config.dataset.name, config.beside)
-    models = hub.named_models(config)
+    models = config.named_models
     init_from.check_models(models, config.beside)
     init_from.check_target_modules(config.lora, [name for _, name in models])
-    if config.init_from is None or resume:
-        return []
-    return init_from.check(config)
-
-
-def no_weights_notice(config: Config) -> list[str]:
-    """Return a notice where a run will leave nothing that could be evaluated or trained further."""
-    output, section = config.output, config.section
-    saves = section.eval_interval if section.save_steps is None else section.save_steps
-    if config.keeps_final_model or output.save_best or saves:
-        return []
-    why = "output.save_final_model=false"
-    if output.save_final_model == "auto":
-        why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
-    return [f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"]
+    notices = [config.no_weights] if config.no_weights else []
+    return notices if config.init_from is None or resume else init_from.check(config) + notices
 
 
 def _dry_run(config: Config, work: Work, solutions: bool) -> None:
@@ -186,8 +173,8 @@ def execute(
     if distributed.is_main() and pages:
         weights = config.keeps_final_model or config.output.save_best
         written = _write_pages(run_dir, config.section.paper if weights else None)
-        for text in no_weights_notice(config):
-            notice(text)
+        if config.no_weights:
+            notice(config.no_weights)
         if written:
             from comlrl.loggers.report.write import learned
 

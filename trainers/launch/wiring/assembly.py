@@ -16,7 +16,7 @@ from comlrl.errors import UserError
 from comlrl.trainers.launch.wiring import vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import evaluated, sampling
-from comlrl.trainers.launch.wiring.task_splits import context_length, fitting
+from comlrl.trainers.launch.wiring.task_splits import fitting
 
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
@@ -243,7 +243,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     from comlrl.rollout.generation import Generator
 
     networks = config.section.networks
-    length = context_length(config, min(agent.context_length for agent in team.agents))
+    length = config.context_length(min(agent.context_length for agent in team.agents))
     if networks is None:
         slots, decoding = config.generation.max_batch_tokens, config.generation.decoding
         generator = Generator(team, slots, length, decoding=decoding)

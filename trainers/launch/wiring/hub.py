@@ -13,29 +13,12 @@ from pathlib import Path
 from comlrl.builtin import DATASETS, MODELS
 from comlrl.config.paths import searched
 from comlrl.config.plugins.targets import FROM_PYTHON, passed
-from comlrl.config.resolved import Config
 from comlrl.errors import UserError, near
 from comlrl.tasks.json_rows import KINDS
 
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SECONDS = 10.0  # until a hub that does not answer is taken to be out of reach
 OFFLINE = "HF_HUB_OFFLINE"
-
-
-def agents_models(config: Config) -> list[tuple[str, str]]:
-    """Return (key, name) of the models that the agents have."""
-    if isinstance(config.agents, tuple):
-        return [("agents", name) for name in config.agents]
-    named = (config.agents or {}).items()
-    named_N = [(f"agents.{role}.model", agent.model) for role, agent in named if agent.model]
-    if config.agent_model.name in config.agent_models:
-        named_N.append(("agent_model.name", config.agent_model.name))
-    return named_N
-
-
-def named_models(config: Config) -> list[tuple[str, str]]:
-    """Return (key, name) of every model that a run loads, the agents' first."""
-    return [*agents_models(config), *config.other_models.items()]
 
 
 def check_model(key: str, name: str, beside: Path) -> None:

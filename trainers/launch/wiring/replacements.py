@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from comlrl.config.resolved import Config
+from comlrl.config.resolved import CommonConfig
 from comlrl.errors import UserError, near
 from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.weights import Trained
@@ -35,13 +35,17 @@ def parse(items: Sequence[str], teams: Sequence[Trained]) -> list[tuple[str, str
 
 
 def check(
-    pairs: Iterable[tuple[str, str | Trained]], config: Config, roles: Sequence[str]
+    pairs: Iterable[tuple[str, str | Trained]],
+    section: CommonConfig,
+    models: Sequence[str],
+    roles: Sequence[str],
 ) -> dict[int, Other]:
-    """Return the places as numbers. Raise UserError where an agent cannot act there."""
-    size, models = config.section.num_agents, config.agent_models
+    """Return the places as numbers. Raise UserError where an agent cannot act there. ``models``:
+    of each agent."""
+    size = section.num_agents
     replaced: dict[int, Other] = {}
     for text, other in pairs:
-        if config.section.one_policy:
+        if section.one_policy:
             raise UserError("--replace: the agents of this run act by one policy; none has its own")
         who: Other = other
         if isinstance(other, str) and other not in NOBODY:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from comlrl.config.keys import out_of_range
-from comlrl.config.resolved import CommonConfig, Config
+from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling
 from comlrl.errors import UserError, near
 from comlrl.quoting import without_surrogates
@@ -45,14 +45,6 @@ def _of_team(common: Sampling, settings_N: Sequence[Sampling]) -> Sampling:
     if len(different) > 1:
         return replace(common, by_agent=tuple(settings_N))
     return settings_N[0] if settings_N else common
-
-
-def longest(section: CommonConfig, by_role: Mapping[str, RoleSampling]) -> int:
-    """Return the largest ``max_new_tokens`` of any agent."""
-    limits = [settings.max_new_tokens for settings in by_role.values()]
-    named = [limit for limit in limits if limit is not None]
-    common = [section.max_new_tokens] if len(named) < section.num_agents else []
-    return max(named + common)
 
 
 def _with_role(common: Sampling, section: RoleSampling | None) -> Sampling:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from comlrl.config.resolved import CommonConfig, Config
+from comlrl.config.resolved import CommonConfig
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError, notice
 from comlrl.trainers.launch.wiring.resolved_work import Work
-from comlrl.trainers.launch.wiring.sampling_settings import longest
 
 if TYPE_CHECKING:
     from comlrl.types import Domain, Message, Sampling, Task
@@ -33,23 +32,6 @@ def load_both_splits(
             f"'{shared[0]}'; their rewards are not those of held-out tasks"
         )
     return train, held_out
-
-
-def context_length(config: Config, holds: int) -> int:
-    """Return the tokens of prompt and completion together: max_length, or less where the models
-    hold less.
-
-    Raises UserError where that leaves no room for a prompt.
-    """
-    written = max(
-        longest(config.section, config.role_sampling), config.evaluation.max_new_tokens or 0
-    )
-    if holds <= written:
-        raise UserError(
-            f"{config.algorithm}.max_new_tokens: {written} leaves no room "
-            f"for a prompt in the model's context of {holds} tokens; give less"
-        )
-    return min(config.agent_model.max_length, holds)
 
 
 def fitting(

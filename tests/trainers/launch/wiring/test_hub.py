@@ -53,7 +53,7 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
     (tmp_path / "cache/hub/models--some--model/refs/main").write_text("1")
     (tmp_path / "cache/datasets/some___rows").mkdir(parents=True)
     found = config("agent_model.name=some/model", "dataset.name=some/rows")
-    named = [("dataset.name", found.dataset.name), *hub.named_models(found)]
+    named = [("dataset.name", found.dataset.name), *found.named_models]
     hub.check_reachable(named, found.beside)
     assert os.environ[hub.OFFLINE] == "1" and constants.HF_HUB_OFFLINE
 
@@ -61,7 +61,7 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
 def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
     monkeypatch.setattr(hub, "_answers", lambda: 1 / 0)
     found = config()
-    named = [("dataset.name", found.dataset.name), *hub.named_models(found)]
+    named = [("dataset.name", found.dataset.name), *found.named_models]
     hub.check_reachable(named, found.beside)
 
 
