@@ -222,7 +222,7 @@ def loss_of(agent: Agent, batch: TokenBatch) -> torch.Tensor:
     return policy_gradient(logprob_A, batch.weight_RL[batch.action_mask_RL].to(logprob_A.dtype))
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 def test_out_of_memory_halves_the_micro_batch(
     error: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,7 +240,7 @@ def test_out_of_memory_halves_the_micro_batch(
             size = Trie.from_batch(batch, last_tokens=False).count
             if size > 23:
                 value.backward()  # an error in the middle leaves gradients behind
-                raise error("[enforce fail] can't allocate memory: you tried to allocate 1 bytes")
+                raise error
             sizes.append(size)
             return value, Sums(tokens=size)
 

@@ -48,7 +48,7 @@ class ServedSampler(Sampler, Protocol):
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """Return what ``present`` has sampled, with the weights that ``sample`` would give."""
+        """Return the completions of ``present``, with the weights that ``sample`` would give."""
 
 
 class Reward(Protocol):
@@ -123,11 +123,11 @@ class Domain(Protocol):
         """Return, for each agent, the value of each of ``fields``."""
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """Return what each agent writes, by name, as shown to other agents and an expert."""
+        """Return the name of each agent's part, as shown to other agents and an expert."""
         return self.roles(num_agents)
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return what a later agent of a turn reads, after its prompt, of the earlier texts.
+        """Return the earlier texts of a turn, as a later agent reads them after its prompt.
 
         ``written``: the texts of those before it, in order, at least one; cleaned of special
         tokens.

@@ -233,7 +233,7 @@ class Tree:
         return (*self.path(node.parent, node.parent_action), *here)
 
     def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
-        """Return what each agent read and wrote for a scored joint action, in order."""
+        """Return each agent's prompt and completion of a scored joint action, in order."""
         team = []
         for at, agent, g in self.path(index, action):
             turn = self.nodes[at].agents_N[agent - self.nodes[at].first_agent]

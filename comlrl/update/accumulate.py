@@ -145,9 +145,8 @@ def accumulate(
         except NonFiniteError as error:
             error.agent = agent.index
             raise
-        except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
-                raise
+        except (MemoryError, torch.OutOfMemoryError):
+            pass  # smaller micro-batches, below
         if any(map(sharding.is_split, trained)):
             raise MemoryError("out of memory in the update; start more processes")
         smallest = max(_sizes(agent, unpacked(rows)))
@@ -282,8 +281,3 @@ def _check_finite(batches: Sequence[TokenBatch], done_B: Sequence[Done]) -> None
         if not math.isfinite(number):
             what = "the gradient's norm" if at % 2 else "the loss"
             raise NonFiniteError(f"{what} is {number}", batches[at // 2])
-
-
-def _out_of_memory(error: Exception) -> bool:
-    is_memory_error = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_memory_error or "can't allocate memory" in str(error)  # how torch says it on the CPU

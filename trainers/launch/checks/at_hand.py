@@ -34,7 +34,7 @@ class AtHand(NamedTuple):
 
 
 def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]:
-    """Return what could not be checked, the tasks of both splits, and the form of the prompts.
+    """Return the checks that were not possible, all tasks, and the form of the prompts.
 
     Raises UserError, or another package's error of the user's, for what a run would refuse.
     """
@@ -116,7 +116,7 @@ def _check_splits(section: DatasetConfig) -> None:
 
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
-    """Return what reads each agent's prompts; [] where a model is not available locally."""
+    """Return the encoder of each agent's prompts; [] where a model is not available locally."""
     keys = {name: key for key, name in config.agents_models}
     by_name = {name: _agent(config.agent_model, key, name, unchecked) for name, key in keys.items()}
     for other_key, name in config.other_models.items():

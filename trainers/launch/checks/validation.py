@@ -14,7 +14,7 @@ from comlrl.trainers.launch.wiring.resolved_work import Work, resolve_work
 
 
 def validate(config: Config) -> Work:
-    """Return what the run works on, whose roles ``Config.with_roles`` takes. Raise UserError for
+    """Return the run's work, whose roles ``Config.with_roles`` takes. Raise UserError for
     values that cannot work together."""
     config.check()
     vllm.refuse(config)

@@ -254,7 +254,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
-    """Return what samples all tasks: the team in its turns or its program, or a baseline."""
+    """Return a function that samples all tasks: by the team's turns or program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
     from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout

@@ -76,7 +76,7 @@ class Sweep:
         return [*line, "--override", *more] if more else line
 
     def identity(self) -> str:
-        """Return what two sweeps must share for their points to be interchangeable."""
+        """Return the settings that two sweeps with interchangeable points share."""
         parameters = {name: distribution_to_json(d) for name, d in self.parameters.items()}
         fields = (self.program, self.method, self.metric, self.maximize, parameters, self.command)
         return json.dumps(fields)

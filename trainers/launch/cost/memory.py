@@ -24,8 +24,8 @@ class Held(NamedTuple):
 
 
 def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[Held]:
-    """Return what one process holds while it samples, trains and evaluates, with prompts as long as
-    they may be.
+    """Return the memory of one process while it samples, trains and evaluates, with the longest
+    prompts.
 
     Args:
         limits_N: ``max_new_tokens`` of each agent.

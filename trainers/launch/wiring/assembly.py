@@ -212,7 +212,7 @@ def build_schedule(section: CommonConfig, tasks: Sequence[Any], seed: int) -> Ta
 
 
 def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
-    """Return what writes the agents into a folder: their models, and SHPPO's networks."""
+    """Return a function that writes the agents' models, and SHPPO's networks, into a folder."""
     from comlrl.processes import distributed
 
     policy = heterogeneous_policy(sampler)

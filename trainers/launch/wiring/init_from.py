@@ -124,8 +124,8 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
 
 
 def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
-    """Return what a folder, the value of ``init_from``, holds. Raise UserError where it holds
-    nothing.
+    """Return the weights in a folder, the value of ``init_from``. Raise UserError where there are
+    none.
 
     Args:
         models: the agents', to which its adapters are to fit.
@@ -220,8 +220,8 @@ def _may_be_transposed(model: str) -> bool:
 
 
 def _checked_source(config: Config) -> tuple[Source, list[str]]:
-    """Return what ``init_from`` holds, and notices. Raise UserError where the weights are not of
-    this run's form."""
+    """Return the weights of ``init_from``, and notices. Raise UserError where they are not of this
+    run's form."""
     source = read_source(str(config.init_from), config.agent_models, config.beside)
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:

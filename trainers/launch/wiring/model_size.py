@@ -55,7 +55,7 @@ def is_target(layer: str, wanted: str | list[str]) -> bool:
 
 
 def model_size(name: str) -> ModelSize:
-    """Return what the model's ``config.json`` builds on the meta device; where it is not at hand,
+    """Return the size of what ``config.json`` builds on the meta device; where it is not at hand,
     the parameters that a size such as ``3B`` in the name says."""
     folder = model_folder(name)
     size = None if folder is None else _built(str(folder))

@@ -166,7 +166,7 @@ def read_config(file: Path, algorithms: Algorithms) -> Loader:
 
 
 def of_run(config: Config) -> dict[str, Any]:
-    """Return what a run's configuration says of its weights: key → value, and whether they are one
+    """Return the settings of a run's weights: key → value, and whether they are one
     policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
     section, networks = config.section, config.section.networks
     facts: dict[str, Any] = {f"agent_model.{k}": getattr(config.agent_model, k) for k in MODEL_KEYS}
@@ -184,7 +184,7 @@ def of_run(config: Config) -> dict[str, Any]:
 
 
 def of_folder(folder: Path) -> dict[str, Any]:
-    """Return what a folder of agent_0/, agent_1/, … says of its weights, as ``of_run`` does."""
+    """Return the settings of weights in a folder of agent_0/, agent_1/, …, as ``of_run`` does."""
     sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {HETEROGENEOUS: sizes.is_file()}
     if sizes.is_file():
