@@ -83,19 +83,6 @@ def test_a_supported_python_makes_the_environment(tmp_path: Path, version: str) 
     assert "CoMLRL runs on" not in done.stderr and "Error 7" in done.stderr
 
 
-def test_test_all_runs_the_three_suites() -> None:
-    done = subprocess.run(
-        ["make", "-n", "test-all", "VENV=/nowhere"], cwd=ROOT, capture_output=True, text=True
-    )
-    suites = [line for line in done.stdout.splitlines() if "-m pytest" in line]
-    assert [re.findall(r"-m (runs|release)", line) for line in suites] == [
-        [],
-        ["runs"],
-        ["release"],
-    ]
-    assert all("--dist loadfile" in line for line in suites)
-
-
 GITHUB, GITLAB = ROOT / ".github/workflows/ci.yml", ROOT / ".gitlab-ci.yml"
 
 
@@ -148,25 +135,3 @@ def test_the_dockerfile_is_linted() -> None:
         pytest.skip("hadolint is not installed")
     done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-
-
-def test_what_the_dockerfile_copies_and_calls_is_there() -> None:
-    text = DOCKERFILE.read_text()
-    lines = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", text, flags=re.M)).splitlines()
-    steps = [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line]
-    assert re.fullmatch(r"python:([\d.]+)-slim", steps[0][1])[1] in SUPPORTED
-    copied = [words.split()[:-1] for kind, words in steps if kind == "COPY"]
-    assert copied == [["constraints.txt"], ["."]]
-    assert all((ROOT / name).exists() for names in copied for name in names)
-    called = re.findall(r"\bmake (\w+)", re.sub(r'[",]', "", text))
-    assert {"setup", "quickstart", "test"} <= set(called)
-    for target in called:
-        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_what_the_container_needs_is_not_ignored() -> None:
-    ignored = (ROOT / ".dockerignore").read_text().split()
-    tracked = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
-    needed = {"Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "comlrl"}
-    kept = {name for name in tracked if not any(Path(name).match(one) for one in ignored)}
-    assert needed | {"tests", "configs", "docs", "rewards", "trainers", "tools"} <= kept

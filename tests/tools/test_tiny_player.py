@@ -18,14 +18,10 @@ from comlrl.types import Message
 from tools.tiny_player.pretrain import (
     divergence,
     make_batch,
-    new_model,
-    next_token_counts,
     pretrain,
 )
-from tools.tiny_player.probing import NOTHING, PLACES, Labels, Probe
-from tools.tiny_player.situations import Situation, situations
+from tools.tiny_player.situations import situations
 
-RED = Situation("Player 1 chose red.\n", ("red", "green"), ("red",))
 DRAWN = 1000  # answers whose standard error is meant
 
 
@@ -80,72 +76,6 @@ def test_sizes(model, tokenizer):
     assert len(tokenizer) + 16 <= model.config.vocab_size  # room for tokens that loaders add
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and tokenizer.chat_template is None
     assert {f"builtin:{name}" for name in ARENA} <= set(DATASETS)
-
-
-def test_situations_are_seeded_and_show_what_they_hold():
-    def some(seed: int) -> list[Situation]:
-        return list(itertools.islice(situations(seed), 110))
-
-    assert some(0) == some(0) != some(1)
-    for met in some(2):
-        if "chore" not in met.prompt:  # which counts people from 1, and agents from 0
-            assert all(word in met.prompt for text in met.contents for word in text.split())
-        assert len(set(met.answers)) == len(met.answers) >= 2
-
-
-def test_counts_of_next_tokens():
-    answers = [(1, 2, 0), (1, 3, 0), (4, 0)]
-    assert next_token_counts(answers, (1, 3, 0)) == [{1: 2, 4: 1}, {2: 1, 3: 1}, {0: 1}]
-
-
-def test_the_loss_is_the_divergence_from_uniform(tokenizer):
-    """Of one answer's two tokens, padded beside a longer prompt, from each token's logits alone."""
-    torch.manual_seed(0)
-    row = Situation("Choose one.\n", ("red", "green", "blue"), ())
-    longer = Situation("You and a partner each choose red, green or blue.\n", ("red",), ())
-    model = new_model(tokenizer).eval()
-    batch = make_batch([row, longer], tokenizer, torch.Generator().manual_seed(0))
-    ids, end = tokenizer(row.prompt)["input_ids"], tokenizer.eos_token_id
-    tokens = [tokenizer(answer)["input_ids"][0] for answer in row.answers]
-    answer = int(torch.randint(3, (1,), generator=torch.Generator().manual_seed(0)))
-    red = [*tokenizer(longer.prompt)["input_ids"], tokens[0]]
-
-    def logprobs(ids: list[int]) -> torch.Tensor:
-        return model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-
-    with torch.no_grad():
-        first = -math.log(3) - logprobs(ids)[tokens].mean()
-        rest = -logprobs([*ids, tokens[answer]])[end] - logprobs(red[:-1])[red[-1]]
-        rest = rest - logprobs(red)[end]
-        assert divergence(model, batch).item() == pytest.approx((first + rest).item() / 4, rel=1e-4)
-
-
-def test_the_shipped_model_is_near_uniform_by_its_own_loss(model, tokenizer):
-    rows = list(itertools.islice(situations(0), 22))
-    batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert -1e-6 <= divergence(model, batch).item() < 0.01
-
-
-def test_the_probe_sees_directions_of_the_right_inputs(tokenizer):
-    """Each matrix's input at the prompt's last token; a longer input has the same loss."""
-    torch.manual_seed(0)
-    rows = [Situation("The symbol is cat.\n", ("A", "B"), ("cat", "")), *[RED] * 2]
-    model = new_model(tokenizer)
-    batch = make_batch(rows, tokenizer, torch.Generator().manual_seed(0))
-    labels = Labels().encode(rows)
-    assert labels.shape == (3, PLACES) and (labels != NOTHING).sum() == 3
-    assert labels[1, 0] == labels[2, 0] != labels[0, 0]
-    with Probe(model) as probe:
-        divergence(model, batch)
-        assert len(probe.inputs) == len(probe.weights) == 7
-        found = probe.loss(batch.prompt_ends, labels)
-        for name in probe.inputs:
-            probe.inputs[name] = 3 * probe.inputs[name]
-        assert probe.loss(batch.prompt_ends, labels).item() == pytest.approx(found.item())
-        rows_R, columns_R = batch.prompt_ends
-        last = batch.ids_RL[rows_R, columns_R]
-        assert tokenizer.decode(last) == "\n" * 3 or len(set(last.tolist())) <= 2
 
 
 @pytest.mark.slow
