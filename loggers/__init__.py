@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from comlrl.loop.progress import Progress
 
 
-class Loggers:
+class Loggers(Logger):
     """Many loggers behind the interface of one, called in the order given."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:

@@ -11,9 +11,8 @@ from rich.live import Live
 from rich.table import Table
 
 from comlrl.loop.progress import TRAINING, Progress, clock
-from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.records import Logger, LogRecord
 from comlrl.quoting import one_line
-from comlrl.types import RolloutResult
 
 # Column heading, metric, format: those that a record does not have are left out of its line.
 Columns = Sequence[tuple[str, str, str]]
@@ -36,7 +35,7 @@ def terminal(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, force_terminal=False if plain else None)
 
 
-class ConsoleLogger:
+class ConsoleLogger(Logger):
     """Print a run's records, and how long it will still take.
 
     ``progress``: how far the run is and what it is doing; ``columns``: those of the domain.
@@ -63,9 +62,6 @@ class ConsoleLogger:
         else:
             progress.tell = self._tell
 
-    def begin(self, mark: LogMark) -> None:
-        """Do nothing: printed lines stay printed."""
-
     def log(self, record: LogRecord) -> None:
         if self._live is None:
             self._print(self._line(record))
@@ -75,9 +71,6 @@ class ConsoleLogger:
         else:
             self._evals.append(record)
         self._live.refresh()
-
-    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Do nothing: episodes are for files."""
 
     def close(self) -> None:
         if self._live is not None:

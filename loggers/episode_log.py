@@ -15,13 +15,13 @@ from typing import Any, TextIO
 from comlrl import files
 from comlrl.loggers.conversations import played
 from comlrl.loggers.samples import episode
-from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
 
 ROTATE_BYTES = 64 * 2**20
 
 
-class EpisodeLogger:
+class EpisodeLogger(Logger):
     """One line for each scored joint action: prompts, completions, reward and its parts."""
 
     def __init__(
@@ -35,9 +35,6 @@ class EpisodeLogger:
         for path in (*self._rotated(), self._path):
             files.keep(path, lambda _, line: line["update"] <= mark.update)
         self._file = self._path.open("a", encoding="utf-8")
-
-    def log(self, record: LogRecord) -> None:
-        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         assert self._file is not None, "begin comes first"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from comlrl import files
-from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import RolloutResult
+from comlrl.loop.records import Logger, LogMark, LogRecord
 
 
-class JsonlLogger:
+class JsonlLogger(Logger):
     """Appends ``{"step", "update", "epoch", "phase", "metrics"}`` lines; flushes each."""
 
     def __init__(self, path: str | Path) -> None:
@@ -36,9 +34,6 @@ class JsonlLogger:
         assert self._file is not None, "begin comes first"
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-
-    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Do nothing: episodes have their own files."""
 
     def close(self) -> None:
         if self._file is not None:

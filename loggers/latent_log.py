@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from comlrl import files
-from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.types import Domain, RolloutResult
 
 
-class LatentLogger:
+class LatentLogger(Logger):
     """A line for each agent at each training state: step, turn, role and the mean of its latent.
 
     No file where completions carry no latents.
@@ -23,9 +23,6 @@ class LatentLogger:
 
     def begin(self, mark: LogMark) -> None:
         files.keep(self._path, lambda _, line: line["step"] <= mark.env_steps)
-
-    def log(self, record: LogRecord) -> None:
-        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         if record.phase != "train":
@@ -41,6 +38,3 @@ class LatentLogger:
                 role = self._domain.roles(tree.num_agents)[agent]
                 mu = [round(x, 5) for x in latent.mu_K.tolist()]
                 yield {"step": step, "turn": number, "role": role, "mu": mu}
-
-    def close(self) -> None:
-        """Do nothing: the file is closed after each record."""

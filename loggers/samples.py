@@ -16,13 +16,13 @@ from comlrl.evaluation.metrics import task_reward
 from comlrl.files import replace
 from comlrl.loggers.conversations import MAX_TEXT, played, scored
 from comlrl.loggers.report.run_data import read_samples
-from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
 
 MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
 
 
-class SampleLogger:
+class SampleLogger(Logger):
     """Keeps the first and the latest pass of each phase; writes at evaluations and at the end."""
 
     def __init__(self, path: str | Path, domain: Domain) -> None:
@@ -33,9 +33,6 @@ class SampleLogger:
     def begin(self, mark: LogMark) -> None:
         self._restore([s for s in read_samples(self._path) if s["update"] <= mark.update])
         self._write()
-
-    def log(self, record: LogRecord) -> None:
-        """Do nothing: metrics have their own file."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         samples = [sample(record, tree, self._domain) for tree in trees[: MAX_TASKS[record.phase]]]

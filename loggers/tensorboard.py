@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import RolloutResult
+from comlrl.loop.records import Logger, LogMark, LogRecord
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """Metrics as scalars ``train/…`` and ``eval/…`` over environment steps."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -35,9 +33,6 @@ class TensorBoardLogger:
         """Make TensorBoard forget what older files hold of later steps."""
         start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
-
-    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Do nothing: TensorBoard shows numbers."""
 
     def close(self) -> None:
         self._writer.close()

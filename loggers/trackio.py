@@ -9,17 +9,16 @@ import math
 import os
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from comlrl.config.sections import TrackioConfig
 from comlrl.errors import notice
-from comlrl.loop.records import LogMark, LogRecord
-from comlrl.types import RolloutResult
+from comlrl.loop.records import Logger, LogRecord
 
 
-class TrackioLogger:
+class TrackioLogger(Logger):
     """Metrics as ``train/…`` and ``eval/…`` over environment steps.
 
     A continued run keeps its name, by which Trackio finds it. What an earlier process logged after
@@ -56,9 +55,6 @@ class TrackioLogger:
             show = f"TRACKIO_DIR={shlex.quote(section.dir)} {show}"
         notice(f"Trackio: run {name}; `{show}` shows it")
 
-    def begin(self, mark: LogMark) -> None:
-        """Do nothing: Trackio drops no metrics."""
-
     def log(self, record: LogRecord) -> None:
         metrics = {
             f"{record.phase}/{name}": float(value)
@@ -66,9 +62,6 @@ class TrackioLogger:
             if math.isfinite(value)
         }
         self._run.log(metrics, step=record.step)
-
-    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Do nothing: Trackio only logs numbers."""
 
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -19,7 +19,7 @@ from comlrl.config.sections import WandbConfig
 from comlrl.errors import notice
 from comlrl.loggers.samples import sample
 from comlrl.loggers.views import view_of
-from comlrl.loop.records import LogMark, LogRecord
+from comlrl.loop.records import Logger, LogRecord
 from comlrl.quoting import one_line, without_surrogates
 from comlrl.types import Domain, RolloutResult
 
@@ -65,7 +65,7 @@ def connect(
     return None
 
 
-class WandbLogger:
+class WandbLogger(Logger):
     """Metrics as ``train/…`` and ``eval/…`` over environment steps; evaluation samples as a table.
 
     Raises what wandb raises where a run cannot be started. Later failures are one notice, after
@@ -116,9 +116,6 @@ class WandbLogger:
             if not self._failed:
                 _say(f"nothing more is logged: {_reason(error)}")
             self._failed = True
-
-    def begin(self, mark: LogMark) -> None:
-        """Do nothing: W&B keeps its own record of a run."""
 
     def log(self, record: LogRecord) -> None:
         metrics = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from comlrl.types import RolloutResult
 
@@ -29,15 +29,18 @@ class LogMark:
     env_steps: int = -1
 
 
-class Logger(Protocol):
-    """A sink of metrics and episodes; a run may have several."""
+class Logger:
+    """A sink of metrics and episodes; a run may have several. A logger overrides what it needs."""
 
     def begin(self, mark: LogMark) -> None:
         """Prepare the log before anything is logged: drop what an earlier process has logged
         after ``mark``."""
 
-    def log(self, record: LogRecord) -> None: ...
+    def log(self, record: LogRecord) -> None:
+        """Log metrics."""
 
-    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None: ...
+    def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
+        """Log the episodes that a record is about."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write what is not written yet."""
