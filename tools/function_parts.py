@@ -371,6 +371,17 @@ def _trivial(*lists: str, others: tuple[str, ...] = ()) -> tuple[str, ...]:
     return (*others, *(program.format(each) for each in lists for program in _OF_LISTS))
 
 
+# Level starter: few parts, and one wording for each.
+STARTER_KINDS = {
+    "filter": ("even", "odd", "positive", "negative", "greater", "less", "divisible"),
+    "map": ("none", "square", "double", "abs", "cube"),
+    "reduction": ("sum", "count", "max", "min", "sorted"),
+}
+STARTER = Source(
+    family="numbers", parameter="xs", loop="x in xs", item="x", type="int", noun="numbers",
+    places=("in the list xs",), sample=_numbers, trivial=_trivial("xs"),
+    filters=tuple(f for f in number_filters() if f.kind in STARTER_KINDS["filter"]),
+)  # fmt: skip
 FAMILIES: dict[str, tuple[Source, ...]] = {
     "numbers": (
         Source(

@@ -3,8 +3,9 @@
     python tools/make_functions.py                       # writes the shipped files again
     python tools/make_functions.py --seed 7 --out FOLDER # other problems
 
-Rows have HumanEval's columns, and: ``level`` (easy: a filter and a reduction; medium: a filter, a
-map and a reduction; hard: a function of the results of another), ``family`` (kind of input),
+Rows have HumanEval's columns, and: ``level`` (starter: few kinds of parts, one wording of each;
+easy: a filter and a reduction; medium: a filter, a map and a reduction; hard: a function of the
+results of another), ``family`` (kind of input),
 ``parts`` (what its filter, map, second filter (``then``) and reduction do, whatever their numbers
 and letters), ``divisible`` (whether aux and main can both have something to do) and ``team`` (what
 they then return; main has aux's result as ``part``).
@@ -31,12 +32,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from comlrl.builtin import FUNCTIONS
+from comlrl.builtin import FUNCTIONS, FUNCTIONS_STARTER
 from tools.function_parts import (
     FAMILIES,
     MAPS,
     NO_MAP,
     REDUCTIONS,
+    STARTER,
+    STARTER_KINDS,
     Filter,
     Map,
     Reduction,
@@ -52,6 +55,7 @@ SIZES = {  # split → problems of each level
     "eval": {"easy": 64, "medium": 64, "hard": 16},
     "transfer": {"easy": 24, "medium": 24, "hard": 8},
 }
+STARTER_SIZES = {"train": {"starter": 256}, "eval": {"starter": 48}}
 HELD_OUT = 0.15  # share of combinations
 NAMES = ("solve", "compute", "answer", "process", "run", "find", "build", "make", "get", "work")
 EXAMPLES, TESTS = 2, 6
@@ -156,6 +160,9 @@ def find_cases(problem: Problem, rng: random.Random) -> list[tuple[Any, Any]] | 
 def _noun_phrase(problem: Problem, rng: random.Random) -> str:
     source, condition = problem.source, problem.filter
     place = rng.choice(source.places)
+    if source is STARTER:
+        words = ("the", condition.adjective, source.noun, condition.after, place)
+        return " ".join(word for word in words if word)
     phrases = [f"the {source.noun} {place} {condition.that}"]
     if condition.adjective:
         phrases += [f"{the} {condition.adjective} {source.noun} {place}" for the in ("the", "all")]
@@ -174,6 +181,8 @@ def sentence(problem: Problem, rng: random.Random) -> str:
     if problem.then is not None:
         text = f"{rng.choice(('Take', 'Pick'))} {elements} and {mapped}. "
         text += f"Of the results, keep those {problem.then.that} and {step}"
+    elif problem.source is STARTER:
+        text = reduction.sentences[0].format(problem.map.noun.format(elements))
     elif rng.random() < (0.4 if mapped else 0.2):
         text = f"{rng.choice(('Take', 'Pick', 'Keep'))} {elements}"
         text += f", {mapped} and {step}" if mapped else f" and {step}"
@@ -181,7 +190,8 @@ def sentence(problem: Problem, rng: random.Random) -> str:
         text = rng.choice(reduction.sentences).format(problem.map.noun.format(elements))
     if reduction.empty:
         clause = f"{reduction.empty} if there are none"
-        text += rng.choice((f", or {clause}", f" ({clause})"))
+        forms = (f", or {clause}", f" ({clause})")
+        text += forms[0] if problem.source is STARTER else rng.choice(forms)
     return f"{text}."
 
 
@@ -233,6 +243,8 @@ def is_held_out(problem: Problem, seed: int) -> bool:
 
 def draw(level: str, families: dict[str, int], rng: random.Random) -> Problem:
     """Return a problem; kinds of one part are equally likely."""
+    if level == "starter":
+        return draw_starter(rng)
     (family,) = rng.choices([*families], [*families.values()])
     source = rng.choice(FAMILIES[family])
     change = NO_MAP if level == "easy" else _of_a_kind(MAPS[source.type], rng)
@@ -249,20 +261,33 @@ def draw(level: str, families: dict[str, int], rng: random.Random) -> Problem:
     )
 
 
+def draw_starter(rng: random.Random) -> Problem:
+    """Return a problem of level starter."""
+    maps = [m for m in (NO_MAP, *MAPS["int"]) if m.kind in STARTER_KINDS["map"]]
+    reductions = [r for r in REDUCTIONS["int"] if r.kind in STARTER_KINDS["reduction"]]
+    return Problem(
+        source=STARTER,
+        filter=_of_a_kind(STARTER.filters, rng),
+        map=rng.choice(maps),
+        then=None,
+        reduction=rng.choice(reductions),
+    )
+
+
 def _of_a_kind(choices: Sequence[Any], rng: random.Random) -> Any:
     kind = rng.choice([*dict.fromkeys(choice.kind for choice in choices)])
     return rng.choice([choice for choice in choices if choice.kind == kind])
 
 
-def make_split(split: str, seed: int) -> list[Row]:
+def make_split(split: str, seed: int, sizes: dict[str, dict[str, int]] = SIZES) -> list[Row]:
     """Return a split's rows, the levels mixed; the same seed, the same rows.
 
     Raises ValueError where there are not so many problems.
     """
-    rng = random.Random(f"functions/{seed}/{split}")
+    rng = random.Random(f"functions/{seed}/{split}" + "/starter" * (sizes is STARTER_SIZES))
     families = {TRANSFER: 1} if split == "transfer" else WEIGHTS
     rows: list[Row] = []
-    for level, number in SIZES[split].items():
+    for level, number in sizes[split].items():
         taken: set[str] = set()  # the parts of the level's problems
         fruitless = 0
         while len(taken) < number:
@@ -295,11 +320,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: the shipped files")
     options = parser.parse_args(arguments)
-    for split, path in FUNCTIONS.items():
-        path = path if options.out is None else options.out / path.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(written(make_split(split, options.seed)), encoding="utf-8")
-        print(f"written: {path}")
+    for files, sizes in ((FUNCTIONS, SIZES), (FUNCTIONS_STARTER, STARTER_SIZES)):
+        for split, path in files.items():
+            path = path if options.out is None else options.out / path.parent.name / path.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(written(make_split(split, options.seed, sizes)), encoding="utf-8")
+            print(f"written: {path}")
     return 0
 
 

@@ -19,6 +19,7 @@ DATASETS: dict[str, dict[str, Path]] = {  # by ``dataset.name``: split → file
 COOPMINI, COOPMINI_LONG, POSTS = DATASETS.values()
 _FUNCTIONS = ("train", "eval", "transfer")
 FUNCTIONS = {split: _HERE / "functions" / f"{split}.jsonl" for split in _FUNCTIONS}
+FUNCTIONS_STARTER = {s: _HERE / "functions_starter" / f"{s}.jsonl" for s in ("train", "eval")}
 LEVELS = {  # dataset → the levels of its rows in the files of all levels
     "builtin:functions": ("easy", "medium"),
     "builtin:functions-easy": ("easy",),
@@ -26,6 +27,7 @@ LEVELS = {  # dataset → the levels of its rows in the files of all levels
     "builtin:functions-hard": ("hard",),
 }
 DATASETS |= dict.fromkeys(LEVELS, FUNCTIONS)
+DATASETS["builtin:functions-starter"] = FUNCTIONS_STARTER
 DATASETS |= {  # the arena's games
     f"builtin:arena-{game}": {s: _HERE / "arena" / f"{game}_{s}.jsonl" for s in ("train", "eval")}
     for game in ("codebook", "climbing", "shards", "lock", "chores", "levers", "dilemma")

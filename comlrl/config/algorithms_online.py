@@ -35,10 +35,11 @@ class MAGRPOConfig(CommonConfig):
         "of a greedy rollout, or none",
     )
     advantage_normalization: bool = key(False, "divide by the siblings' standard deviation")
-    partner_credit: Literal["mean", "optimistic"] = key(
+    partner_credit: Literal["mean", "optimistic", "lenient"] = key(
         "mean",
-        "what a completion is credited with: the mean over the joint actions that contain it, or "
-        "the best of them and of those with a sibling of the same tokens",
+        "what a completion is credited with: the mean over the joint actions that contain it, the "
+        "best of them and of those with a sibling of the same tokens, or first the best and "
+        "linearly more of the mean until the end",
         unused_if=(
             Unused("programs have no joint actions", lambda _, c: c.program.replaces_turns),
         ),
@@ -78,9 +79,8 @@ class MAGRPOConfig(CommonConfig):
         ),
     )
 
-    @property
-    def optimistic(self) -> bool:
-        return self.partner_credit == "optimistic"
+    def leniency(self, progress: float) -> float:
+        return {"mean": 0.0, "optimistic": 1.0, "lenient": 1 - progress}[self.partner_credit]
 
     @property
     def takes_ratios(self) -> bool:

@@ -77,10 +77,10 @@ class CommonConfig(CommonKeys):
         """Return whether the policy that training starts from is read."""
         return self.kl_coef > 0
 
-    @property
-    def optimistic(self) -> bool:
-        """Return whether a completion is credited with its best joint action, not with the mean."""
-        return False
+    def leniency(self, progress: float) -> float:
+        """Return by how much a completion is credited with its best joint action, not with the
+        mean, at a progress of 0 to 1."""
+        return 0.0
 
     @property
     def takes_ratios(self) -> bool:

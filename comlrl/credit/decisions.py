@@ -148,15 +148,15 @@ class Decisions:
 
 
 def decisions_of(
-    rolled: Sequence[RolloutResult], discount: float = 1.0, optimistic: bool = False
+    rolled: Sequence[RolloutResult], discount: float = 1.0, leniency: float = 0.0
 ) -> Decisions:
-    """Collect the decisions of a step's rollouts. ``discount``, ``optimistic``: of the returns
+    """Collect the decisions of a step's rollouts. ``discount``, ``leniency``: of the returns
     that siblings are compared by."""
     numbered: list[Decision] = []
     states_B, units_B, nodes_U = list[int](), list[int](), list[Counter[int]]()
     for result in rolled:
         offset, states, units = len(numbered), sum(states_B), len(nodes_U)
-        decisions, of_units = _decisions(result, discount, optimistic)
+        decisions, of_units = _decisions(result, discount, leniency)
         numbered += [_moved(decision, offset, states, units) for decision in decisions]
         states_B.append(1 + max((d.state for d in decisions), default=0))
         units_B.append(len(of_units))
@@ -183,7 +183,7 @@ def _moved(decision: Decision, offset: int, states: int, units: int) -> Decision
 
 @singledispatch
 def _decisions(
-    result: RolloutResult, discount: float, optimistic: bool
+    result: RolloutResult, discount: float, leniency: float
 ) -> tuple[list[Decision], list[Counter[int]]]:
     """Return a task's decisions, and of each of its units the nodes of each agent."""
     raise TypeError(f"no rollout: {result!r}")
@@ -191,7 +191,7 @@ def _decisions(
 
 @_decisions.register
 def _of_tree(
-    tree: Tree, discount: float, optimistic: bool
+    tree: Tree, discount: float, leniency: float
 ) -> tuple[list[Decision], list[Counter[int]]]:
     starts = tree.turn_starts()
     unit_of = {start: unit for unit, start in enumerate(dict.fromkeys(starts))}
@@ -217,7 +217,7 @@ def _of_tree(
                 node = tree.nodes[at]
                 turn = node.agents_N[agent - node.first_agent]
                 if (at, agent) not in siblings:
-                    of_node = completion_returns(node, agent, returns_N[agent][at], optimistic)
+                    of_node = completion_returns(node, agent, returns_N[agent][at], leniency)
                     siblings[at, agent] = tuple(of_node)
                 number_of[key] = len(decisions)
                 decisions.append(

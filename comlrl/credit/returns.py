@@ -103,13 +103,16 @@ def _handed_on(
 
 
 def completion_returns(
-    node: Node, agent: int, joint_returns_K: list[float], optimistic: bool = False
+    node: Node, agent: int, joint_returns_K: list[float], leniency: float = 0.0
 ) -> list[float]:
     """Compute the return of each completion of one agent that acts here; shape (G,).
 
-    It is the mean over the joint actions that contain the completion or, if ``optimistic``, the
-    maximum over those that contain it or a sibling of the same tokens: an agent then does not
-    avoid what only some of its partners' actions spoil (Lauer & Riedmiller, 2000). Where the
+        R_g = (1 − leniency) · mean_g + leniency · best_g
+
+    mean_g is over the joint actions that contain the completion, best_g the maximum over those that
+    contain it or a sibling of the same tokens. With leniency 1 an agent does not avoid what only
+    some of its partners' actions spoil (Lauer & Riedmiller, 2000); leniency that falls to 0 lets a
+    team choose among conventions that are equally good (Panait, Sullivan & Luke, 2006). Where the
     reward or the partners' later turns are random, the maximum overestimates.
 
     Where only some of the agent's joint actions compare its completions with the same partners
@@ -123,13 +126,17 @@ def completion_returns(
     for k, (action, value) in enumerate(zip(node.joint_actions_K, joint_returns_K, strict=True)):
         if k in counted:
             returns_G[action[place]].append(value)
-    if not optimistic:
-        return [mean(returns) for returns in returns_G]
+    mean_G = [mean(returns) for returns in returns_G]
+    if not leniency:
+        return mean_G
     tokens_G = [completion.token_ids for completion in node.agents_N[place].completions_G]
     best: dict[tuple[int, ...], float] = {}
     for tokens, returns in zip(tokens_G, returns_G, strict=True):
         best[tokens] = max([best.get(tokens, -math.inf), *returns])
-    return [best[tokens] for tokens in tokens_G]
+    return [
+        (1 - leniency) * average + leniency * best[tokens]
+        for average, tokens in zip(mean_G, tokens_G, strict=True)
+    ]
 
 
 def counterfactuals(node: Node, agent: int) -> list[list[int]]:

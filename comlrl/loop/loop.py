@@ -210,7 +210,7 @@ class Loop:
             step, trees = algorithm.refilled(step, trees)
         gathered = self.gather(step, trees)
         rolled = Rolled(
-            decisions=decisions_of(trees, section.discount, section.optimistic),
+            decisions=decisions_of(trees, section.discount, section.leniency(gathered.span.start)),
             index=step.index,
             span=gathered.span,
             scored=gathered.scored,

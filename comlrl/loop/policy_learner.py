@@ -23,7 +23,7 @@ from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.types import RolloutResult, Row, Sampling, TokenBatch
-from comlrl.update.minibatches import Span, like_parts
+from comlrl.update.minibatches import like_parts
 from comlrl.update.optimizer import policy_optimizer
 from comlrl.update.per_token import PerToken
 from comlrl.update.policy_update import PolicyUpdate
@@ -85,9 +85,9 @@ class PolicyLearner:
         return replace(step, tasks=tasks), trees
 
     def _teaches(self, step: Step, tree: RolloutResult) -> bool:
-        section, nothing = self.section, Span(0.0, 0.0)
-        decisions = decisions_of([tree], section.discount, section.optimistic)
-        rolled = Rolled(decisions=decisions, index=step.index, span=nothing, scored=0)
+        section, span = self.section, self.loop.span(0)
+        decisions = decisions_of([tree], section.discount, section.leniency(span.start))
+        rolled = Rolled(decisions=decisions, index=step.index, span=span, scored=0)
         return any(self._trained_credit(decisions, self.credit(rolled)))
 
     def _trained_credit(self, decisions: Decisions, credit_D: Sequence[float]) -> list[float]:
