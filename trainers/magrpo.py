@@ -15,7 +15,8 @@ agent is the mean reward below its completion: its expected gradient is that of 
 
 With ``partner_credit: optimistic`` R_ig is the maximum of R_k in the place of the mean, over the k
 that contain y_ig or a sibling of the same tokens (Lauer & Riedmiller, ICML 2000). It is biased
-where rewards are random.
+where rewards are random. ``lenient`` is (1 − λ) mean + λ maximum, where λ falls from 1 to 0 over
+the run (Panait, Sullivan & Luke, AAMAS 2006).
 
 With ``update_epochs`` above 1 a step's nodes are gone over as often, and Â log π becomes PPO's
 min(ρ Â, clip(ρ, 1 ± ε) Â), ρ = π_i / π_i,old token by token (arXiv 1707.06347, eq. 7). π_old is the

@@ -10,16 +10,17 @@ from collections import Counter
 
 import pytest
 
-from comlrl.builtin import FUNCTIONS, LEVELS
+from comlrl.builtin import FUNCTIONS, FUNCTIONS_STARTER, LEVELS
 from comlrl.config.sections import DatasetConfig
 from comlrl.rewards.code.domain import CODE
 from comlrl.rewards.code.reward import CodeReward
 from comlrl.tasks.datasets import load_tasks
 from comlrl.types import JointAction
 from tests.support.fakes import code_task
-from tools.make_functions import main, make_split, written
+from tools.make_functions import STARTER_SIZES, main, make_split, written
 
-ROWS = {s: [json.loads(line) for line in path.open()] for s, path in FUNCTIONS.items()}
+FILES = FUNCTIONS | {f"starter {split}": path for split, path in FUNCTIONS_STARTER.items()}
+ROWS = {s: [json.loads(line) for line in path.open()] for s, path in FILES.items()}
 ALL = [row for rows in ROWS.values() for row in rows]
 SIMPLE = (
     "{}", "len({})", "list({})", "{}[0]", "{}[-1]", "sorted({})", "sorted({})[::-1]", "{}[::-1]",
@@ -82,6 +83,8 @@ def without_a_part(code: str) -> list[str]:
 def test_the_shipped_files_are_what_the_maker_writes():
     for split, path in FUNCTIONS.items():
         assert written(make_split(split, 0)) == path.read_text(), split
+    for split, path in FUNCTIONS_STARTER.items():
+        assert written(make_split(split, 0, STARTER_SIZES)) == path.read_text(), split
     assert sum(path.stat().st_size for path in FUNCTIONS.values()) <= 1_000_000
 
 
@@ -89,7 +92,7 @@ def test_the_command_line_writes_other_problems(tmp_path, monkeypatch):
     sizes = {split: {"easy": 3, "hard": 1} for split in FUNCTIONS}
     monkeypatch.setattr("tools.make_functions.SIZES", sizes)
     assert main(["--seed", "5", "--out", str(tmp_path / "fresh")]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "fresh" / "eval.jsonl").open()]
+    rows = [json.loads(line) for line in (tmp_path / "fresh" / "functions" / "eval.jsonl").open()]
     assert len(rows) == 4 and all(all(passed(row, solution(row))) for row in rows)
 
 
@@ -125,7 +128,8 @@ def test_no_combination_is_in_two_splits():
 
     train, held_out, transfer = map(combinations, ("train", "eval", "transfer"))
     assert not train & held_out and not train & transfer
-    families = {split: {row["family"] for row in rows} for split, rows in ROWS.items()}
+    assert not combinations("starter train") & combinations("starter eval")
+    families = {split: {row["family"] for row in ROWS[split]} for split in FUNCTIONS}
     assert families["transfer"] == {"pairs"} and "pairs" not in families["train"]
     assert families["train"] == families["eval"] and len(families["train"]) == 4
     prompts = Counter(row["prompt"].partition(">>>")[0].partition('"""')[2] for row in ALL)

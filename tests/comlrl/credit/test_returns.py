@@ -86,11 +86,13 @@ def test_optimistic_credit_is_the_best_of_all_siblings_with_the_same_tokens():
     assert completion_returns(climbing, 0, rewards) == [
         pytest.approx(v) for v in (-19 / 3, -17 / 3, 5 / 3)
     ]
-    assert completion_returns(climbing, 0, rewards, optimistic=True) == [11.0, 7.0, 5.0]
-    assert completion_returns(climbing, 1, rewards, optimistic=True) == [11.0, 7.0, 11.0]
+    assert completion_returns(climbing, 0, rewards, leniency=1.0) == [11.0, 7.0, 5.0]
+    assert completion_returns(climbing, 1, rewards, leniency=1.0) == [11.0, 7.0, 11.0]
+    halfway = completion_returns(climbing, 0, rewards, leniency=0.5)
+    assert halfway == [pytest.approx(v) for v in (7 / 3, 2 / 3, 10 / 3)]
     aligned = replace(node([1.0, 2.0, 5.0]), agents_N=tuple(turns))
-    assert completion_returns(aligned, 0, [1.0, 2.0, 5.0], optimistic=True) == [1.0, 2.0, 5.0]
-    assert completion_returns(aligned, 1, [1.0, 2.0, 5.0], optimistic=True) == [5.0, 2.0, 5.0]
+    assert completion_returns(aligned, 0, [1.0, 2.0, 5.0], leniency=1.0) == [1.0, 2.0, 5.0]
+    assert completion_returns(aligned, 1, [1.0, 2.0, 5.0], leniency=1.0) == [5.0, 2.0, 5.0]
 
 
 def test_cross_two_turns():
