@@ -67,7 +67,8 @@ def build(
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / ENVIRONMENT)
-    write_domain(run_dir / DOMAIN, config, domain)
+    agents, own_reward = config.section.num_agents, config.reward.target is not None
+    write_domain(run_dir / DOMAIN, config.domain, domain, agents, own_reward)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),
         SampleLogger(run_dir / SAMPLES, domain),
@@ -88,7 +89,7 @@ def build(
         from comlrl.loggers.trackio import TrackioLogger
 
         loggers.append(TrackioLogger(config.trackio, config.to_dict(), run_dir, resume))
-    roles = domain.roles(config.section.num_agents)
+    roles = domain.roles(agents)
     rewards = [
         (f"{one_line(role)} reward", f"agent_{i}/reward_mean", "{:.2f}")
         for i, role in enumerate(roles)
@@ -99,13 +100,14 @@ def build(
     return Loggers(loggers)
 
 
-def write_domain(path: Path, config: Config, domain: Domain) -> None:
+def write_domain(
+    path: Path, name: str, domain: Domain, num_agents: int, own_reward: bool = False
+) -> None:
     """Write ``domain.json``: what a report needs of the domain, whose module it never imports."""
-    agents = config.section.num_agents
-    greatest = None if config.reward.target else domain.greatest_reward(agents)
+    greatest = None if own_reward else domain.greatest_reward(num_agents)
     facts = {
-        "domain": config.domain,
-        "roles": list(domain.roles(agents)),
+        "domain": name,
+        "roles": list(domain.roles(num_agents)),
         "greatest_reward": greatest,
     }
     replace(path, json.dumps(facts, indent=2) + "\n")

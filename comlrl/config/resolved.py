@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from comlrl.config.algorithms_common import Advantage, CommonKeys
-from comlrl.config.keys import out_of_range
+from comlrl.config.keys import keys_of, out_of_range
 from comlrl.config.sections import (
     SECTIONS as SHARED,
 )
@@ -380,6 +380,7 @@ class Config:
                     f"{self.algorithm}.num_agents={team}; give one for each agent"
                 )
         yield from self._agent_problems()
+        yield from self._program_problems()
         if self.online.takes_ratios and self.lora.dropout > 0:
             yield (
                 f"lora.dropout: {self.lora.dropout} would be part of the importance ratio, which "
@@ -429,6 +430,36 @@ class Config:
             yield (
                 f"agents.{next(iter(agents))}.train: false, as of all agents, so that nothing is "
                 "trained; leave it out for one of them"
+            )
+
+    def _program_problems(self) -> Iterator[str]:
+        """Yield what an algorithm and its settings cannot be with a program."""
+        program, name, section = self.program, self.algorithm, self.section
+        if not program.replaces_turns:
+            return
+        key = "program.target" if program.target is not None else "program.command"
+        if section.no_programs:
+            yield (
+                f"{key}: '{program.target or program.command}' with {name}, which cannot learn "
+                f"from a program: {section.no_programs}; use train_magrpo.py or train_grpo.py, or "
+                f"give {key}=null"
+            )
+        for turns in ("num_turns", "joint_mode", "turn_order", "handoff", "turn_gradient_weights"):
+            value = getattr(section, turns)
+            if value != keys_of(type(section))[turns].default:
+                yield (
+                    f"{name}.{turns}: {value!r} with {key}, which says who acts when; leave it "
+                    f"out, or give {key}=null"
+                )
+        if self.distributed.strategy == "fsdp":
+            yield (
+                f"distributed.strategy: fsdp with {key}, which each process would play for itself, "
+                "and all must see the same; give replicate"
+            )
+        if self.generation.overlap:
+            yield (
+                f"generation.overlap: 1 with {key}, which is not played while a step updates; "
+                "give 0"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,44 +8,12 @@ import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from comlrl.config.keys import keys_of
 from comlrl.config.plugins.targets import Target, load
-from comlrl.config.resolved import Config
 from comlrl.config.sections import ProgramConfig
 from comlrl.errors import UserError
 from comlrl.programs.command import play_command
 from comlrl.programs.program import Program
-
-
-def check_program(config: Config) -> None:
-    """Raise UserError for an algorithm or settings that a program cannot have."""
-    name, section = config.algorithm, config.section
-    key = "program.target" if config.program.target is not None else "program.command"
-    setting = f"{key}: '{config.program.target or config.program.command}'"
-    if section.no_programs:
-        raise UserError(
-            f"{setting} with {name}, which cannot learn from a program: {section.no_programs}; use "
-            f"train_magrpo.py or train_grpo.py, or give {key}=null"
-        )
-    kind: Any = type(section)  # mypy does not see that classes have hashes
-    for turns in ("num_turns", "joint_mode", "turn_order", "handoff", "turn_gradient_weights"):
-        value = getattr(section, turns)
-        if value != keys_of(kind)[turns].default:
-            raise UserError(
-                f"{name}.{turns}: {value!r} with {key}, which says who acts when; leave "
-                f"it out, or give {key}=null"
-            )
-    if config.distributed.strategy == "fsdp":
-        raise UserError(
-            f"distributed.strategy: fsdp with {key}, which each process would play for itself, and "
-            "all must see the same; give replicate"
-        )
-    if config.generation.overlap:
-        raise UserError(
-            f"generation.overlap: 1 with {key}, which is not played while a step updates; give 0"
-        )
 
 
 def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path) -> Program | None:

@@ -111,5 +111,5 @@ def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes:
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "config.yaml").write_text(yaml.safe_dump(config | changes, sort_keys=False))
-    write_domain(folder / "domain.json", asked, HAGGLING)
+    write_domain(folder / "domain.json", asked.domain, HAGGLING, asked.section.num_agents)
     return folder

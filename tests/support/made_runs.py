@@ -268,7 +268,7 @@ def _write_rest(
         "distributed": {"world_size": 1, "weights_in_sync": True},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
-    write_domain(folder / "domain.json", settings(2), CODE)
+    write_domain(folder / "domain.json", "code", CODE, 2)
 
 
 def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:

@@ -31,7 +31,7 @@ from comlrl.loop.records import LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
 from comlrl.trainers.launch.commands.report import main
 from tests.support.html_page import Page
-from tests.support.made_runs import logged, make_run, settings
+from tests.support.made_runs import logged, make_run
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,7 +177,7 @@ def test_agents_are_named_by_their_roles(tmp_path):
         loss=[3.0, 4.0],
         training_step=[1.0, 2.0],
     )
-    write_domain(tmp_path / "domain.json", settings(3), CODE)
+    write_domain(tmp_path / "domain.json", "code", CODE, 3)
     charts = {c.title: c for s in sections(read_run(tmp_path)) for c in s.charts}
     assert charts["Lengths in tokens"].legend == (("aux", 0), ("aux2", 1), ("main", 2))
     assert charts["loss"].legend == (("aux2", 0), ("all agents", 1))

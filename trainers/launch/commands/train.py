@@ -93,7 +93,9 @@ def check(config: Config, resume: bool) -> list[str]:
     init_from.check_models(models, config.beside)
     init_from.check_target_modules(config.lora, [name for _, name in models])
     notices = [config.no_weights] if config.no_weights else []
-    return notices if config.init_from is None or resume else init_from.check(config) + notices
+    if config.init_from is not None and not resume:
+        notices = init_from.check(config)[1] + notices
+    return notices
 
 
 def _dry_run(config: Config, work: Work, solutions: bool) -> None:

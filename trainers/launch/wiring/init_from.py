@@ -48,11 +48,6 @@ class Source:
     sizes: Mapping[str, int] | None  # of SHPPO's networks, where there are any
 
 
-def check(config: Config) -> list[str]:
-    """Return notices about ``init_from``. Raise UserError where a run cannot start from it."""
-    return _checked_source(config)[1]
-
-
 def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
     """Raise UserError if the name of one of these (key, name) is the folder of an adapter or of a
     run, or is neither a folder nor a name of the hub."""
@@ -106,7 +101,7 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
 
     Raises UserError where they do not fit.
     """
-    source, _ = _checked_source(config)
+    source, _ = check(config)
     held = weights.read_start(Path(source.name))
     networks = held.pop(HETEROGENEOUS, None)
     if source.agents == 1:
@@ -219,7 +214,7 @@ def _may_be_transposed(model: str) -> bool:
     return weights.read_json(folder / "config.json").get("model_type") in TRANSPOSED
 
 
-def _checked_source(config: Config) -> tuple[Source, list[str]]:
+def check(config: Config) -> tuple[Source, list[str]]:
     """Return the weights of ``init_from``, and notices. Raise UserError where they are not of this
     run's form."""
     source = read_source(str(config.init_from), config.agent_models, config.beside)

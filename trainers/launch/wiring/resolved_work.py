@@ -22,7 +22,7 @@ from comlrl.config.resolved import Config
 from comlrl.config.sections import RoleSampling, SandboxConfig
 from comlrl.errors import UserError, near, notice
 from comlrl.processes.cores import available_cores
-from comlrl.programs.loading import check_program, load_program
+from comlrl.programs.loading import load_program
 from comlrl.programs.program import Program
 from comlrl.rewards.arena.games import ARENA
 from comlrl.rollout.checked import METHODS, CheckedDomain, CheckedReward
@@ -91,8 +91,6 @@ def resolve_work(config: Config) -> Work:
     prompts, agents = Prompts(domain, config.prompts), section.num_agents
     key = f"{config.algorithm}.num_agents"
     program = load_program(config.program, agents, key, config.folder)
-    if program is not None:
-        check_program(config)
     roles = _roles(prompts, agents, key, program)
     if section.num_turns > 1 and not prompts.templates.get(REVISION, domain.revision):
         raise UserError(
