@@ -45,7 +45,7 @@ have their own terms."""
 
 
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:
-    """Write ``model_card.md`` beside ``final_model`` and as its README, also of each agent.
+    """Write ``model_card.md`` beside ``final_model`` and as its README, and each agent's.
 
     ``method``: what the run was trained with, in words; left out: the algorithm's name. A hub
     shows the README of a folder that is uploaded; PEFT leaves an empty form there.
@@ -56,11 +56,9 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
         if not folders:
             continue
         text = card(run, place, method)
-        for file in (run.path / "model_card.md", place / "README.md"):  # the last one's stays
+        readmes = [place / name / "README.md" for name in ("", *folders)]
+        for file in (run.path / "model_card.md", *readmes):  # the last place's stays
             replace(file, text.encode("utf-8", "replace"))
-        for folder, role in zip(folders, _roles(run, place, folders), strict=True):
-            agent_text = _agent_card(run, folder, role)
-            replace(place / folder / "README.md", agent_text.encode("utf-8", "replace"))
     return run.path / "model_card.md"
 
 
@@ -164,14 +162,6 @@ def _results(run: Run) -> str:
     answers = run.config.get(run.algorithm, {}).get("eval_answers", 1)
     return f"## Results\n\n{tasks} tasks of {split}, answers to each: {answers}.\n\n" + table(
         ["metric", "before", "after"], rows
-    )
-
-
-def _agent_card(run: Run, folder: str, role: str) -> str:
-    return (
-        f"{_front_matter(run)}\n# {plain(role)} of a team trained with {run.algorithm.upper()}\n\n"
-        f"`{folder}` on {code(_base(run))}. It was trained to work with the other agents beside "
-        "it; the card of the whole team is the README of the folder above.\n"
     )
 
 

@@ -51,7 +51,7 @@ def test_card_names_roles_results_and_the_way_back(run_dir):
     assert "12 tasks of `builtin:coopmini`" in text  # the hand-made run evaluates twelve
     assert "evaluate.py --checkpoint" in text
     assert (run_dir / "final_model" / "README.md").read_text() == text  # PEFT's empty form is gone
-    assert "# main of a team" in (run_dir / "final_model" / "agent_1" / "README.md").read_text()
+    assert (run_dir / "final_model" / "agent_1" / "README.md").read_text() == text
 
 
 def test_front_matter_names_what_a_hub_knows_and_nothing_local(run_dir):
