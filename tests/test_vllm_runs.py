@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 from fastapi import HTTPException
 
 from tests.support.fake_vllm import FakeVLLM
-from tests.support.runs import Process, Zygote, newest_step
+from tests.support.runs import ROOT, Process, Zygote, newest_step
 from tests.support.vllm_runs import (
     A_STEP,
     LEARNING,
@@ -378,6 +379,55 @@ def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> No
     assert agents == [{"agent_0"}, {"agent_0"}, {"agent_1"}]
     assert fakes[1].adapters == fakes[2].adapters == {}
     assert any("sampling_params" in body for body in fakes[1].asked)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_servers_that_a_run_starts_end_with_it(zygote: Zygote, tmp_path: Path) -> None:
+    """Where it is killed, where a signal stops it, and at its end; ``--resume`` starts others."""
+    folder, file = tmp_path / "run", tmp_path / "pids"
+    command = f"cd {ROOT}; {sys.executable} -m tests.support.vllm_server {{port}} {file} {{model}}"
+    keys = {"save_steps": 1, "eval_interval": 0, "max_new_tokens": 6}
+    arguments = [
+        *asked("magrpo", folder, "null", max_steps=100_000, **keys),
+        f"generation.vllm_command='{command}'",
+    ]
+
+    def pids() -> list[int]:
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    run = zygote.run("magrpo", arguments)
+    run.until(lambda: newest_step(folder) >= 1)
+    assert is_running(pids()[0])
+    run.send(signal.SIGKILL)  # to it alone
+    run.until(lambda: not is_running(pids()[0]), 60)
+    run = zygote.run("magrpo", [*arguments, "--resume"])
+    step = newest_step(folder)
+    run.until(lambda: newest_step(folder) > step)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM, run.output
+    assert not is_running(pids()[1])
+    step = newest_step(folder)
+    run = zygote.run("magrpo", [*arguments, f"magrpo.max_steps={step + 1}", "--resume"])
+    assert run.wait() == 0, run.output
+    assert len(pids()) == 3 and not is_running(pids()[2])
+    assert [line["update"] for line in lines(folder)] == list(range(1, step + 2))
+    assert "vllm_url: null" in (folder / "config.yaml").read_text()
+
+
+def test_a_server_that_cannot_be_started_is_told_in_a_line(zygote: Zygote, tmp_path: Path) -> None:
+    arguments = asked("magrpo", tmp_path / "run", "null")
+    run = zygote.run("magrpo", [*arguments, "generation.vllm_command='no-such-program {port}'"])
+    assert run.wait() == 2, run.output
+    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: generation.vllm_command: ")
+    assert "Loading weights" not in run.output
 
 
 def ended(team: list[Process]) -> list[int]:

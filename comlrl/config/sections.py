@@ -336,6 +336,13 @@ class GenerationConfig(Section):
         "agents' models differ, a mapping from each agent's role or model to either",
         unused_if=(NO_SERVER,),
     )
+    vllm_command: str | None = key(
+        None,
+        "command that starts a server on this machine, which ends with the run; {model}, {port} "
+        "and {device} (a GPU that does not train, where there is one) are filled in. vllm_url may "
+        "be null then (docs/scaling.md)",
+        unused_if=(NO_SERVER,),
+    )
     vllm_patience: float = key(
         300.0,
         "seconds without a reply after which a run saves and stops",

@@ -29,7 +29,8 @@ HARMLESS_SECTIONS = ("output", "wandb", "trackio", "distributed", "agent_devices
 HARMLESS_KEYS = (
     "logging_steps", "max_steps", "max_env_steps", "num_train_epochs", "save_steps",
     "save_total_limit", "eval_interval", "eval_num_samples", "eval_answers", "workers",
-    "gradient_checkpointing", "max_batch_tokens", "max_support", "vllm_url", "vllm_patience",
+    "gradient_checkpointing", "max_batch_tokens", "max_support", "vllm_url", "vllm_command",
+    "vllm_patience",
 )  # fmt: skip
 
 

@@ -3,9 +3,9 @@ switches for what may go wrong."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
+from comlrl.rollout.vllm.processes import free_port
 from comlrl.rollout.vllm.sampler import VLLMSampler
 from comlrl.rollout.vllm.servers import Servers
 from comlrl.types import Request, Sampling, SamplingSupport
@@ -30,7 +31,7 @@ SAMPLING = Sampling(0.8, 12)
 class FakeVLLM:
     """``team``: of one agent, whose adapter is exchanged at every request."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: Team, port: int | None = None) -> None:
         assert len(team) == 1
         self.team, self.generator = team, Generator(team)
         self.adapters: dict[str, Path] = {}
@@ -46,9 +47,7 @@ class FakeVLLM:
         self.after: Callable[[Any], Any] = lambda answer: answer  # as it is sent
         self.loading: Callable[[str], None] = lambda name: None  # before an adapter is loaded
         self._lock, self._draws = threading.Lock(), itertools.count()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._running: tuple[uvicorn.Server, threading.Thread] | None = None
 
@@ -152,14 +151,14 @@ class FakeVLLM:
     def _choices(
         self, model: str, ids: list[int], params: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        asked = (model.rsplit("-", 1)[-1], *ids) if self.repeats else ()
+        file = self.adapters[model] / "adapter_model.safetensors"
+        weights = hashlib.sha256(file.read_bytes()).hexdigest()
+        asked = (weights, *ids) if self.repeats else ()
         draws = itertools.count() if self.repeats else self._draws
         keys = tuple((*asked, next(draws)) for _ in range(params["n"]))
         request, temperature = Request(tuple(ids), keys), params["temperature"]
         with self._lock:
-            self.team.agents[0].load_tensors(
-                load_file(self.adapters[model] / "adapter_model.safetensors")
-            )
+            self.team.agents[0].load_tensors(load_file(file))
             sampling = Sampling(
                 temperature, params["max_tokens"], params["top_p"], params["top_k"] or None,
                 max_support=1 << 20 if self.replays else None,
@@ -219,5 +218,7 @@ def move(agents: Team, index: int) -> None:
 
 
 def kinds(server: FakeVLLM) -> list[str]:
-    """Loads and unloads, with the agent whose adapter it was."""
-    return [f"{what} {name.split('-')[0]}" for what, name in server.events]
+    """Loads and unloads, with the agent whose adapter it was; what is loaded together by agent."""
+    events = [f"{what} {name.split('-')[0]}" for what, name in server.events]
+    parts = itertools.groupby(events, lambda event: event.startswith("load"))
+    return [event for loads, part in parts for event in (sorted(part) if loads else part)]

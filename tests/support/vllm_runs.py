@@ -15,9 +15,10 @@ LEARNING = {"num_agents": 2, "max_new_tokens": 24, "num_generations": 4, "eval_i
 A_STEP = 4  # requests: two tasks of two agents
 
 
-def fake_server() -> FakeVLLM:
+def fake_server(port: int | None = None) -> FakeVLLM:
     """With the model and adapters of the runs of ``asked``; it has been started."""
-    return FakeVLLM(build_team(tiny_models.config(num_agents=1, **EXACT), device="cpu")).start()
+    team = build_team(tiny_models.config(num_agents=1, **EXACT), device="cpu")
+    return FakeVLLM(team, port).start()
 
 
 def asked(

@@ -1,71 +1,110 @@
 """The agents' adapters as files, and on the servers that sample for them.
 
 Whenever weights have moved, the adapter is written to a folder that the servers read and loaded
-under a new name; then the one before is unloaded. A name ends in a digest of the weights: a name
-that was used for other weights could be answered from a stale cache.
+under a new name; then the previous one is unloaded. A name ends in a count of the operations that
+have changed the weights. It also has a part of the run: a name that was used for other weights
+could be answered from a stale cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import socket
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
+import httpx
+from safetensors.torch import save_file
 
+from comlrl.models.agent import Agent
 from comlrl.models.team import Team
 from comlrl.processes import distributed
 from comlrl.rollout import background
 from comlrl.rollout.vllm.servers import Servers
+
+MEMORY = Path("/dev/shm")  # a file system in memory
+LOCAL = {"localhost", "127.0.0.1", "::1", socket.gethostname()}  # names of this machine
+HOLDS = 4  # copies of the adapters that its free space must hold: new, replaced and pinned ones
 
 
 class Adapters:
     """Several processes may share a server: they give the same weights one name."""
 
     def __init__(self, team: Team, servers_N: Sequence[Servers], folder: Path) -> None:
-        """Initialize. ``servers_N``: of each agent; ``folder``: also read by the servers."""
+        """Initialize. ``servers_N``: of each agent. ``folder``: of the files, which the servers
+        read too; a link into memory, where all servers are on this machine."""
         self.team, self.servers_N = team, servers_N
-        self.folder = (folder / f"process_{distributed.rank()}").resolve()
+        self._entry = folder / f"process_{distributed.rank()}"
+        shutil.rmtree(self._entry.resolve(), ignore_errors=True)  # of a process that was killed
+        self._entry.unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._fit_memory():
+            self._entry.symlink_to(tempfile.mkdtemp(prefix="comlrl-", dir=MEMORY))
+            shutil.copymode(folder, self._entry)  # a server may be another user's
+        self.folder = self._entry.resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
         self.names: dict[int, str] = {}  # of each agent's adapter as it is loaded
         self._pinned: dict[str, int] = {}  # name → agent, of those that stay loaded
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed
 
     def load_moved(self, first: bool = False) -> None:
         """Load the adapters that have moved, then unload those that they replace. Raises
-        ServerError where they are refused, with ``first`` also where a server does not answer.
-        This, like ``pin``, is a collective call where models are split."""
-        weights_N = [agent.peft_state() for agent in self.team.agents]
-        for agent, weights in zip(self.team.agents, weights_N, strict=True):
-            name = f"{agent.adapter}-{self.run}-{_digest(weights)}"
-            if name == self.names.get(agent.index):
-                continue
-            self.names[agent.index] = name
-            if self.team.processes.lock_step and not distributed.is_main():
-                continue
-            assert agent.peft is not None
-            agent.peft.save_pretrained(
-                str(self.folder / name),
-                selected_adapters=[agent.adapter],
-                state_dict=weights,
-                save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
-            )
-        self.team.processes.once(lambda: self._give(first))
+        ServerError where they are refused, with ``first`` also where a server does not answer."""
+        moved = []
+        for agent in self.team.agents:
+            # Of in-place operations, of which every process makes the same.
+            count = sum(weight._version for weight in agent.named().values())
+            name = f"{agent.adapter}-{self.run}-{count}"
+            if name != self.names.get(agent.index):
+                self.names[agent.index] = name
+                moved.append(agent)
+        with ThreadPoolExecutor(len(self.team)) as pool:
+            list(pool.map(self._write, moved))
+        self._give(first)
 
     def pin(self, pinned: bool) -> None:
         """Keep the present adapters loaded, also when they are replaced; False: none."""
         self._pinned = self._present() if pinned else {}
-        self.team.processes.once(self._give)
+        self._give()
 
     def close(self) -> None:
         """Unload adapters from the servers that are still there, and remove the files."""
         background.run(servers.give({}) for servers in dict.fromkeys(self.servers_N))
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._entry.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other processes' are there yet
-            self.folder.parent.rmdir()
+            self._entry.parent.rmdir()
+
+    def _write(self, agent: Agent) -> None:
+        """Write an adapter in PEFT's format and in the model's precision, in which the server
+        computes."""
+        assert agent.peft is not None
+        folder = self.folder / self.names[agent.index]
+        folder.mkdir(parents=True)
+        dtype = agent.model.dtype
+        weights = {
+            name: weight.detach().to("cpu", dtype).contiguous()
+            for name, weight in agent.named().items()
+        }
+        save_file(weights, folder / "adapter_model.safetensors")
+        agent.peft.peft_config[agent.adapter].save_pretrained(str(folder))
+
+    def _fit_memory(self) -> bool:
+        """Return whether the servers share this machine's memory, and adapters fit there."""
+        urls = [server.url for servers in self.servers_N for server in servers.members]
+        if not os.access(MEMORY, os.W_OK) or any(httpx.URL(url).host not in LOCAL for url in urls):
+            return False
+        size = sum(
+            weight.numel() * agent.model.dtype.itemsize
+            for agent in self.team.agents
+            for weight in agent.named().values()
+        )
+        copies = HOLDS * distributed.local_world_size()
+        return shutil.disk_usage(MEMORY).free >= copies * size
 
     def _present(self) -> dict[str, int]:
         return {name: agent for agent, name in self.names.items()}
@@ -75,17 +114,8 @@ class Adapters:
         adapters_of: dict[Servers, dict[str, str]] = {servers: {} for servers in self.servers_N}
         wanted = self._pinned | self._present()
         for name, index in wanted.items():
-            path = self.folder / name / self.team.agents[index].adapter
-            adapters_of[self.servers_N[index]][name] = str(path)
+            adapters_of[self.servers_N[index]][name] = str(self.folder / name)
         background.run(s.give(adapters, first) for s, adapters in adapters_of.items())
         for path in self.folder.glob("*"):
             if path.name not in wanted:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _digest(weights: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for tensor in weights.values():
-        plain = tensor.detach().cpu().contiguous()
-        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -70,7 +70,8 @@ class VLLMSampler(TeamReader):
             self.close()
             raise UserError(
                 f"{error}; was it started with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora "
-                "and a --max-lora-rank of at least lora.r, and does it read this run's folder?"
+                "and a --max-lora-rank of at least lora.r, and does it read "
+                f"'{self.adapters.folder}' (in Docker: --ipc=host)?"
             ) from error
 
     def sample(

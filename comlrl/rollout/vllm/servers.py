@@ -333,13 +333,16 @@ class Servers:
         raise ServerError(f"{KEY}: '{server.url}' does not keep the adapter {name}")
 
     async def _load(self, server: Server) -> None:
-        """Load what a server lacks."""
+        """Load what a server lacks, all of it together."""
+
+        async def load(name: str) -> None:
+            if path := self._adapters.get(name):
+                await server.load(name, path, self.patience)
+                server.loaded.add(name)
+
         async with server.lock:
             while missing := self._adapters.keys() - server.loaded:  # they may move meanwhile
-                for name in sorted(missing):
-                    if path := self._adapters.get(name):
-                        await server.load(name, path, self.patience)
-                        server.loaded.add(name)
+                await gather(map(load, sorted(missing)))
 
     async def _unload(self, server: Server) -> None:
         """Unload what a server no longer needs, unless it is gone or the server is."""

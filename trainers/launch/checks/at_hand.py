@@ -69,8 +69,12 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     _check_inputs(config.section)
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
-    if config.generation.backend == "vllm":
-        unchecked.append(f"generation.vllm_url: {config.generation.vllm_url!r}; not asked")
+    generation = config.generation
+    if generation.backend == "vllm":
+        if generation.vllm_command is None:
+            unchecked.append(f"generation.vllm_url: {generation.vllm_url!r}; not asked")
+        else:
+            unchecked.append(f"generation.vllm_command: '{generation.vllm_command}'; not started")
     if config.agent_devices is not None:
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"

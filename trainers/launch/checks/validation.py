@@ -21,8 +21,7 @@ def validate(config: Config) -> Work:
     work = resolve_work(config)
     config = config.with_roles(work.roles)
     sampling_settings.check(config, work.roles)
-    if config.generation.backend == "vllm":
-        vllm.urls(config.generation.vllm_url, config.model_names, work.roles)
+    vllm.check_addresses(config, work.roles)
     return work
 
 

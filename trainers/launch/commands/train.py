@@ -13,6 +13,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,7 +230,8 @@ def _open(
 
     load = cpu_threads.LoadWatch()
     distributed.check_gpus()
-    distributed.from_main(lambda: vllm.check(start.config, work.roles))
+    config = vllm.served(start.config, work.roles, start.run_dir, opened)
+    distributed.from_main(lambda: vllm.check(config, work.roles))
     if start.config.agent_devices is not None:
         check_devices(start.config.agent_devices, start.config.shares_base)
     if start.config.distributed.strategy == "fsdp":
@@ -237,12 +239,13 @@ def _open(
     deterministic()
     allocator.keep_freed()
     restored = None if start.checkpoint is None else checkpoint.read(start.checkpoint)
-    config = start.config
     tasks = distributed.from_main(
         lambda: load_both_splits(config.dataset, config.section, work.domain)
     )
     load.set_threads(None if restored is None else restored.state)
-    run = assemble(start, work, signals, *tasks, resume=restored is not None)
+    # The folder keeps the configuration without the addresses of servers that this run started.
+    served = replace(start, config=config)
+    run = assemble(served, work, signals, *tasks, resume=restored is not None)
     opened.callback(_closing(run.reward))
     if run.server is not None:
         opened.callback(run.server.close)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
@@ -12,6 +19,9 @@ from comlrl.errors import UserError, notice
 from comlrl.rollout.vllm.replies import KEY
 from comlrl.trainers.launch.wiring.model_size import is_target
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
+
+PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # ${NAME} is the shell's
+PLACEHOLDERS = ("model", "port", "device")
 
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
@@ -69,6 +79,95 @@ def refuse(config: Config) -> None:
             f"lora.target_modules: {shown} with {backend}, which serves no adapter on the "
             "language-model head; leave lm_head out, or give generation.backend=builtin"
         )
+
+
+def check_addresses(config: Config, roles: Sequence[str]) -> None:
+    """Raise UserError for servers that cannot be reached, or not be started."""
+    generation = config.generation
+    if generation.backend != "vllm":
+        return
+    command = generation.vllm_command
+    if command is not None:
+        names = PLACEHOLDER.findall(command)
+        for name in names:
+            if name not in PLACEHOLDERS:
+                raise UserError(
+                    f"generation.vllm_command: {{{name}}} is no placeholder; there are "
+                    + ", ".join(f"{{{placeholder}}}" for placeholder in PLACEHOLDERS)
+                )
+        if "port" not in names:
+            raise UserError(
+                f"generation.vllm_command: '{command}' has no {{port}}; add e.g. --port {{port}}"
+            )
+        if generation.vllm_url is None:
+            return
+    for url in itertools.chain(*urls(generation.vllm_url, config.model_names, roles)):
+        if command is not None and urlsplit(url).port is None:
+            raise UserError(
+                f"{KEY}: '{url}' has no port for generation.vllm_command; give e.g. "
+                "http://localhost:8000"
+            )
+
+
+def served(config: Config, roles: Sequence[str], run_dir: Path, opened: ExitStack) -> Config:
+    """Start the servers of ``generation.vllm_command``, where there is one, and wait until they
+    answer; ``opened`` ends them. Return the configuration with their addresses. Raises UserError.
+    A collective call."""
+    generation, models = config.generation, config.model_names
+    command, url = generation.vllm_command, generation.vllm_url
+    if command is None or generation.backend != "vllm":
+        return config
+    from comlrl.processes import distributed
+    from comlrl.rollout.vllm.processes import ServerProcess, free_port
+
+    if url is None and distributed.world_size() > distributed.local_world_size():
+        raise UserError(
+            f"{KEY}: null with generation.vllm_command and processes on several machines; give an "
+            "address that all of them reach"
+        )
+
+    def start() -> Any:
+        value = url or {m: f"http://127.0.0.1:{free_port()}" for m in dict.fromkeys(models)}
+        model_of: dict[str, str] = {}
+        for model, group in zip(models, urls(value, models, roles), strict=True):
+            model_of |= dict.fromkeys(group, str(MODELS.get(model, model)))
+        started = []
+        for number, (address, model) in enumerate(model_of.items()):
+            port, device = str(urlsplit(address).port), _device(config, number)
+            filled = _filled(command, {"model": model, "port": port, "device": device})
+            log = run_dir / f"vllm_server_{number}.log"
+            started.append(ServerProcess(filled, address, log))
+            opened.callback(started[-1].stop)
+        logs = ", ".join(str(server.log) for server in started)
+        notice(f"generation.vllm_command: waiting until servers answer; they write to {logs}")
+        for server in started:
+            server.wait()
+        return value
+
+    addresses = distributed.from_main(start)
+    return replace(config, generation=replace(generation, vllm_url=addresses))
+
+
+def _filled(command: str, values: Mapping[str, str]) -> str:
+    """Return a command with the values of its placeholders, quoted for the shell."""
+
+    def quoted(placeholder: re.Match[str]) -> str:
+        return shlex.quote(values[placeholder[1]])
+
+    return PLACEHOLDER.sub(quoted, command)
+
+
+def _device(config: Config, number: int) -> str:
+    """Return a server's GPU by the name that CUDA_VISIBLE_DEVICES would have it, "" where there
+    is none: first those that do not train, then from the first one on."""
+    import torch
+
+    from comlrl.processes import distributed
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    training = len(set(config.agent_devices or ())) or distributed.local_world_size()
+    return visible.split(",")[(training + number) % count] if count else ""
 
 
 def check(config: Config, roles: Sequence[str]) -> None:

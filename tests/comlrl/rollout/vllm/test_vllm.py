@@ -7,12 +7,15 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from comlrl.errors import ServerError, UserError
 from comlrl.models.team import Team
+from comlrl.rollout.vllm import adapters
 from comlrl.rollout.vllm.servers import Server
 from comlrl.trainers.launch.wiring import vllm
 from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
@@ -113,7 +116,8 @@ def test_adapters_are_loaded_under_new_names_before_old_ones_are_unloaded(server
     move(agents, 1)
     sampler.sample([asked[0], []], SAMPLING)  # whoever acts
     assert kinds(server)[2:] == ["load agent_1", "unload agent_1"]
-    assert server.events[1][1] == server.events[3][1] != server.events[2][1]
+    (old,) = {name for _, name in server.events[:2]} & {server.events[3][1]}
+    assert old != server.events[2][1]
     move(agents, 0)
     move(agents, 1)
     sampler.sample(asked, SAMPLING)
@@ -218,6 +222,50 @@ def test_unloading_is_not_cut_by_a_thread_that_leaves_later(server, tmp_path, mo
     sampler.close()
     assert server.adapters == {}
     assert kinds(server)[2:] == ["unload agent_0", "unload agent_1"]
+
+
+def test_adapters_of_a_server_are_loaded_together(server, tmp_path):
+    """It takes none before it is asked to load both."""
+    together = threading.Barrier(2, timeout=60)
+    server.loading = lambda name: together.wait() and None
+    client(team(), server, tmp_path).close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_files_have_the_model_s_precision(server, tmp_path, dtype):
+    """In which the server computes, too; what is trained is float32."""
+    agents = team(agent_model__torch_dtype=dtype)
+    sampler = client(agents, server, tmp_path)
+    (path,) = (p for name, p in server.adapters.items() if name.startswith("agent_1"))
+    weights = load_file(path / "adapter_model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {getattr(torch, dtype)}
+    trained = agents.agents[1].named()
+    assert weights.keys() == trained.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, trained[name].to(weight.dtype)), name
+    sampler.close()
+
+
+def test_files_are_in_memory_where_servers_read_it(server, tmp_path, monkeypatch):
+    """Else in the run's folder. A killed process's are removed by the next one."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(adapters, "MEMORY", memory)
+    killed = client(team(), server, tmp_path)
+    assert killed.adapters.folder.parent == memory
+    sampler = client(team(), server, tmp_path)
+    assert [*memory.iterdir()] == [sampler.adapters.folder]
+    sampler.close()
+    assert [*memory.iterdir()] == [] and not (tmp_path / "vllm").exists()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(adapters, "LOCAL", {"another.host"})
+        sampler = client(team(), server, tmp_path)
+        assert sampler.adapters.folder == (tmp_path / "vllm" / "process_0").resolve()
+        sampler.close()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    sampler = client(team(), server, tmp_path)
+    assert [*memory.iterdir()] == []
+    sampler.close()
 
 
 def test_processes_with_the_same_weights_share_their_names(server, tmp_path, monkeypatch):

@@ -230,3 +230,26 @@ def test_checkpoints_after_each_step_leave_nothing_to_overlap():
     given = {"generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000"}
     with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; give save_st"):
         vllm.refuse(config(**given, generation__overlap=1, save_steps=1))
+
+
+def test_a_command_s_placeholders_are_filled_in():
+    """Braces of other kinds are the command's."""
+    values = {"model": "a b", "port": "80", "device": ""}
+    command = "X={device} serve {model} --port {port} --c '{\"a\": 1}' ${HOME} {}"
+    filled = "X='' serve 'a b' --port 80 --c '{\"a\": 1}' ${HOME} {}"
+    assert vllm._filled(command, values) == filled
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"vllm_command": "vllm serve {model}"}, "vllm_command"),
+        ({"vllm_command": "vllm serve --port {prot}"}, "vllm_command"),
+        ({"vllm_command": "v {port}", "vllm_url": "http://localhost"}, "vllm_url"),
+        ({"vllm_url": None}, "vllm_url"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(keys, key):
+    given = {f"generation__{name}": value for name, value in keys.items()}
+    with pytest.raises(UserError, match=rf"^generation\.{key}: "):
+        vllm.check_addresses(config(generation__backend="vllm", **given), ("aux", "main"))

@@ -1,0 +1,111 @@
+"""Servers that a run starts: real processes, of a small script in vLLM's place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from comlrl.errors import UserError
+from comlrl.rollout.vllm import processes
+from comlrl.rollout.vllm.processes import ServerProcess, free_port
+
+SCRIPT = """
+import http.server, json, os, sys
+class Models(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "base"}]}).encode())
+open(sys.argv[2], "a").write(f"{os.getpid()}\\n{os.environ['VLLM_ALLOW_RUNTIME_LORA_UPDATING']}\\n")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Models).serve_forever()
+"""
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Iterator[Path]:
+    """The file of the processes' ids; whatever is left of them ends with the test."""
+    ids = tmp_path / "ids"
+    yield ids
+    for pid in ids.read_text().split() if ids.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def start(ids: Path) -> ServerProcess:
+    """Start the script with a helper beside it, as vLLM has some."""
+    script, port = ids.with_name("server.py"), free_port()
+    script.write_text(SCRIPT)
+    command = f"sleep 1000 & echo $! > {ids}; {sys.executable} -S {script} {port} {ids}"
+    return ServerProcess(command, f"http://127.0.0.1:{port}", ids.with_name("log"))
+
+
+def running(pid: str) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def test_a_server_answers_until_it_is_stopped(ids):
+    server = start(ids)
+    server.wait(120)
+    helper, pid, allows = ids.read_text().split()
+    assert allows == "1" and running(helper) and running(pid)
+    server.stop()
+    until(lambda: not running(helper) and not running(pid))
+
+
+def test_a_server_ends_with_a_killed_run(ids):
+    run = os.fork()
+    if not run:
+        try:
+            start(ids)
+            time.sleep(1000)
+        finally:
+            os._exit(1)
+    until(lambda: len(ids.read_text().split()) == 3 if ids.exists() else False)
+    helper, pid, _ = ids.read_text().split()
+    os.kill(run, signal.SIGKILL)
+    os.waitpid(run, 0)
+    until(lambda: not running(helper) and not running(pid))
+
+
+def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "ENDING", 1)
+    monkeypatch.setattr(processes, "SHELL", processes.SHELL.replace("sleep 15", "sleep 0.2"))
+    command = f"trap '' TERM; echo $$ > {ids}; while :; do sleep 0.1; done"
+    server = ServerProcess(command, f"http://127.0.0.1:{free_port()}", tmp_path / "log")
+    until(lambda: ids.exists() and bool(ids.read_text()))
+    server.stop()
+    assert server.process.returncode == -signal.SIGKILL
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(tmp_path):
+    command = "echo no such model; exit 3"
+    server = ServerProcess(command, f"http://127.0.0.1:{free_port()}", tmp_path / "log")
+    with pytest.raises(UserError, match=r"generation\.vllm_command: .* 3; .*no such model"):
+        server.wait()
+    server.stop()
+
+
+def test_an_address_in_use_is_refused(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        url = f"http://127.0.0.1:{used.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"generation\.vllm_command: "):
+            ServerProcess("true", url, tmp_path / "log")
