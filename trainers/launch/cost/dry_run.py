@@ -26,6 +26,8 @@ from comlrl.trainers.launch.cost.tree_size import growth, levels, scored, traini
 from comlrl.trainers.launch.wiring.assembly import build_schedule
 from comlrl.trainers.launch.wiring.model_size import model_size
 
+VLLM_ROWS, VLLM_TOKENS, VLLM_PARAMETERS = 256, 1024, 14e9  # from where on a server is advised
+
 
 def describe(config: Config, limits_N: Sequence[int]) -> str:
     """Describe the agents, then calls, joint actions and tokens of a training step and of the run,
@@ -82,7 +84,29 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
             mebi = held_bytes / 2**20
             shown = f"{mebi:.1f} MiB" if mebi < 2**10 else f"{mebi / 2**10:.1f} GiB"
         lines.append(f"{label:<22}{shown}  {why}")
+    if reasons := _for_vllm(config, tasks, limits_N):
+        advice = f"on a GPU, consider generation.backend=vllm (docs/gpu.md): {', '.join(reasons)}"
+        lines.append(f"{'sampling':<22}{advice}")
     return "\n".join(lines)
+
+
+def _for_vllm(config: Config, tasks: int | None, limits_N: Sequence[int]) -> list[str]:
+    """Return why a vLLM server may sample faster than the built-in generator."""
+    section = config.section
+    if config.generation.backend == "vllm" or not config.lora.enabled or section.heterogeneous:
+        return []
+    size = section.batch_size if tasks is None else min(section.batch_size, tasks)
+    rows = size * max(
+        level.nodes * level.completions * (len(level.stage) if config.shares_base else 1)
+        for level in levels(section)
+    )
+    largest = max(model_size(name).parameters or 0 for name in config.agent_models)
+    reasons = {
+        f"{rows} rows at once": rows > VLLM_ROWS,
+        f"{max(limits_N)} new tokens": max(limits_N) > VLLM_TOKENS,
+        f"a model of {_short(largest)} parameters": largest >= VLLM_PARAMETERS,
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def schedule_of(section: CommonConfig, tasks: int | None, seed: int) -> TaskSchedule | None:

@@ -446,8 +446,29 @@ def test_an_isolation_that_this_machine_lacks_is_refused(capsys, monkeypatch):
 
 
 def test_models_that_are_to_be_split_are_checked_without_being_split(capsys):
-    code, out, _ = dry_run(capsys, "distributed.strategy=fsdp")
-    assert code == 0 and not_checked(out) == []
+    keys = (
+        "generation.backend=vllm",
+        "generation.vllm_url=http://localhost:1",
+        "magrpo.top_p=null",
+    )
+    code, out, _ = dry_run(capsys, "distributed.strategy=fsdp", *keys)
+    assert code == 0 and not_checked(out) == ["generation.vllm_url"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "advised"),
+    [  # tasks × completions × agents
+        (("magrpo.batch_size=32", "magrpo.num_generations=4"), False),  # 256 rows
+        (("magrpo.batch_size=33", "magrpo.num_generations=4"), True),
+        (("magrpo.max_new_tokens=1024", "agent_model.max_length=2048"), False),
+        (("magrpo.max_new_tokens=1025", "agent_model.max_length=2048"), True),
+        (("agent_model.name=Qwen/Qwen2.5-Coder-14B",), True),
+    ],
+)
+def test_a_server_is_advised_for_many_rows_long_answers_and_large_models(capsys, keys, advised):
+    code, out, err = dry_run(capsys, "magrpo.num_agents=2", "magrpo.num_turns=1", *keys)
+    assert code == 0, err
+    assert ("generation.backend=vllm" in out) == advised
 
 
 def test_files_of_an_earlier_run_are_looked_for(capsys):
