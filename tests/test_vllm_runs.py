@@ -421,7 +421,9 @@ def test_servers_that_a_run_starts_end_with_it(zygote: Zygote, tmp_path: Path) -
     assert "vllm_url: null" in (folder / "config.yaml").read_text()
 
 
-def test_a_server_that_cannot_be_started_is_told_in_a_line(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_started_is_reported_in_a_line(
+    zygote: Zygote, tmp_path: Path
+) -> None:
     arguments = asked("magrpo", tmp_path / "run", "null")
     run = zygote.run("magrpo", [*arguments, "generation.vllm_command='no-such-program {port}'"])
     assert run.wait() == 2, run.output

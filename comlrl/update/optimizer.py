@@ -106,6 +106,8 @@ class AgentOptimizer:
             group["lr"] = self.learning_rate
         with self._masters():
             self.adam.step()
+        # A fused step is not counted as a change, and servers' adapters are named by that count.
+        torch.autograd.graph.increment_version(self.parameters)
         self.schedule.updates += 1
         return norm
 

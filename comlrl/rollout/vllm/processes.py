@@ -1,4 +1,4 @@
-"""vLLM servers that a run starts and ends, each in a process group of its own."""
+"""vLLM servers that a run starts and ends: process groups."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch):
     assert server.process.returncode == -signal.SIGKILL
 
 
-def test_a_command_that_fails_is_told_with_its_last_words(tmp_path):
+def test_a_command_that_fails_ends_with_its_last_words(tmp_path):
     command = "echo no such model; exit 3"
     server = ServerProcess(command, f"http://127.0.0.1:{free_port()}", tmp_path / "log")
     with pytest.raises(UserError, match=r"generation\.vllm_command: .* 3; .*no such model"):
