@@ -71,7 +71,7 @@ def team(device: str, tiny: bool) -> Team:
     with torch.no_grad():  # nuclei of a few tokens, as after training
         inner.get_output_embeddings().weight.mul_(5)
     router = add_router(inner)
-    fast = fast_decoder(inner, router, 2)
+    fast = fast_decoder(inner, router, ["agent_0", "agent_1"])
     agents = [
         Agent(index=i, model=inner, tokenizer=Stub(), peft=peft, router=router, fast=fast)
         for i in range(2)

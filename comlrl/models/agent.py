@@ -185,7 +185,7 @@ class Reference:
         agent = self.agent
         _copy(self._named(), tensors, agent.adapter, exactly=agent.peft is not None)
         if agent.start is not None and agent.start.fast is not None:  # it holds copies of biases
-            agent.start.fast = fast_decoder(agent.start.model, None, 0)
+            agent.start.fast = fast_decoder(agent.start.model, None)
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
         if self.agent.start is not None:

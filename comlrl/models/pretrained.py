@@ -106,11 +106,11 @@ def load_team(
                 model=frozen,
                 tokenizer=tokenizer,
                 peft=None,
-                fast=fast_decoder(frozen, None, 0),
+                fast=fast_decoder(frozen, None),
             )
         # checkpointing and dropout need the modules
         learns_fast = not section.gradient_checkpointing and not lora.dropout
-        adapters = len(indices) if lora.enabled else 0
+        adapters = [f"agent_{i}" for i in indices] if lora.enabled else []
         fast = fast_decoder(model, router, adapters, learns_fast)
         for index, start_adapter in zip(indices, copies, strict=True):
             agent = Agent(

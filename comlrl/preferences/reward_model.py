@@ -131,7 +131,7 @@ class RewardModel:
         if isinstance(self.model, PeftModel):
             inner: Any = self.model.get_base_model()
             inner.score.float()  # scores that lie close are not rounded to one
-            self.fast = fast_decoder(inner, add_router(inner), 1, learning=False)
+            self.fast = fast_decoder(inner, add_router(inner), ["default"], learning=False)
 
     def measure(self, labelled: Round) -> None:
         """Take mean and deviation of all the round's candidates, those of tasks whose rewards tie

@@ -214,7 +214,11 @@ def _fast_reader(model: Any, pad_id: int) -> Any:
     """Return the classifier as a fast reader, or unchanged if unsupported by the fast decoder."""
     adapted = isinstance(model, PeftModel)
     inner: Any = model.get_base_model() if adapted else model
-    fast = fast_decoder(inner, add_router(inner), 1) if adapted else fast_decoder(inner, None, 0)
+    fast = (
+        fast_decoder(inner, add_router(inner), ["default"])
+        if adapted
+        else fast_decoder(inner, None)
+    )
     return model if fast is None else FastReader(model, inner.score, fast, pad_id)
 
 

@@ -291,13 +291,13 @@ class StaticDecoding:
         siblings = int(counts.max())
         if len(prompts) * siblings > WASTE * len(prompt_of_row):
             return None
-        names = list(dict.fromkeys(adapters))
-        batch, state, graphs = self._state(fast, names, prompts, siblings, draw)
+        batch, state, graphs = self._state(fast, prompts, siblings, draw)
         device = batch.device
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         cache = prefix_cache.SharedPrefixCache(lengths_P, draw.steps)
         hidden_PD = ByFastDecoder(fast, cache, adapters).prefill(prompts)
-        agent_P = torch.tensor([names.index(name) for name in adapters], device=device)
+        place = {name: number for number, name in enumerate(fast.names)}
+        agent_P = torch.tensor([place.get(name, -1) for name in adapters], device=device)
         batch.begin(cache.prefix, lengths_P, hidden_PD, agent_P)
         row = torch.arange(len(prompt_of_row), device=device)
         first_P = counts.cumsum(0) - counts
@@ -329,7 +329,6 @@ class StaticDecoding:
     def _state(
         self,
         fast: FastDecoder,
-        names: Sequence[str | None],
         prompts: Sequence[Sequence[int]],
         siblings: int,
         draw: Draw,
@@ -338,14 +337,14 @@ class StaticDecoding:
         grid = grid_of(len(prompts), siblings)
         length = bucket(max(map(len, prompts)), (LENGTH_STEP,))
         tokens = bucket(draw.steps, TOKEN_BUCKETS)
-        key = (fast, *names, grid, siblings, length, tokens, StaticDraw.kinds(draw))
+        key = (fast, grid, siblings, length, tokens, StaticDraw.kinds(draw))
         if key in self.states:
             self.states.move_to_end(key)
             return self.states[key]
         capturing = self.capture and draw.agent.device.type == "cuda"
         while len(self.states) >= (STATES if capturing else 1):
             self.states.popitem(last=False)
-        batch = StaticBatch(fast, names, grid, siblings, length, tokens)
+        batch = StaticBatch(fast, grid, siblings, length, tokens)
         made = batch, StaticDraw(draw.agent, batch, draw), Graphs(capturing)
         self.states[key] = made
         return made

@@ -10,9 +10,10 @@ which keep little for the backward pass; and attention is the caller's, who know
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
+from comlrl.models.fast.extended import ExtendedWeights
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.fast.packed_attention import (
     AttentionPlan,
@@ -50,9 +52,14 @@ class HeadNorms:
     def __init__(self, attention: Any, heads: int, kv_heads: int) -> None:
         self.norms = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
 
+    @property
+    def weight(self) -> Tensor:
+        """Return the weights of each query and key head, (heads + kv_heads, width)."""
+        return torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
+
     def __call__(self, qkv: Tensor) -> Tensor:
         """Normalize the queries and keys of (T, heads + 2 kv_heads, width); not the values."""
-        weight = torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
+        weight = self.weight
         normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
         eps = self.norms[0][0].variance_epsilon
         return torch.cat([rms_norm(normed, weight, eps), values], 1)
@@ -71,11 +78,15 @@ class Product:
             return
         self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
         self.fused = weights[0].data
-        if len(weights) > 1:  # the layers' own weights become views: nothing is held twice
-            self.fused = torch.cat([w.data for w in weights])
-            parts = self.fused.split([len(w) for w in weights])
-            for linear, part in zip(self.linears, parts, strict=True):
-                linear.weight.data = part
+        if len(weights) > 1:
+            self.share(torch.cat([w.data for w in weights]))
+
+    def share(self, fused: Tensor) -> None:
+        """Make the layers' weights views of this one, so that nothing is held twice."""
+        self.fused = fused
+        parts = fused.split([linear.out_features for linear in self.linears])
+        for linear, part in zip(self.linears, parts, strict=True):
+            linear.weight.data = part
 
     def base(self, x: Tensor) -> Tensor:
         if self.fused is not None:
@@ -124,9 +135,6 @@ class Product:
         return torch.cat(down).t(), torch.block_diag(*up).t()
 
 
-Through = Callable[[Product, Tensor], Tensor]  # another way of computing all products
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
     """A decoder layer, by the products and norms that a pass goes through."""
@@ -158,7 +166,11 @@ class FastDecoder:
     """A model's decoder: token ids → last hidden states."""
 
     def __init__(
-        self, model: PreTrainedModel, router: Router | None, adapters: int, learning: bool
+        self,
+        model: PreTrainedModel,
+        router: Router | None,
+        adapters: Sequence[str],
+        learning: bool,
     ) -> None:
         decoder: Any = model.get_decoder()
         config = model.config
@@ -173,9 +185,10 @@ class FastDecoder:
             getattr(layer, "base_layer", layer).weight for layer in _projections(model)
         ]
         self.bytes = sum(w.nbytes for w in weights)
-        exact = adapters == 0 or all(w.dtype in (torch.float32, torch.float64) for w in weights)
-        small = max(1, adapters) * self.bytes <= MERGED_BYTES
-        self.merging = exact and small  # lower precisions round adapters away
+        self.names = tuple(adapters)
+        exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
+        small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
+        self.merging = (not adapters or exact) and small  # lower precisions round adapters away
         self._product_cache: dict[Any, Any] | None = None
 
     def hidden(
@@ -183,7 +196,7 @@ class FastDecoder:
         ids_T: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         attend: Attend,
-        routes: Routes | Through,
+        routes: Routes,
         wanted_W: Tensor | None = None,
         wanted_routes: Routes | None = None,
     ) -> Tensor:
@@ -210,6 +223,12 @@ class FastDecoder:
             y = swiglu(self.product(layer.gate_up, y, routes))
             x = x + self.product(layer.down, y, routes)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
+
+    @cached_property
+    def extended(self) -> ExtendedWeights:
+        """The products with all adapters inside, as they were at the last ``refresh``."""
+        products = [[each.qkv, each.out, each.gate_up, each.down] for each in self.layers]
+        return ExtendedWeights([*itertools.chain(*products)], self.names)
 
     @property
     def step(self) -> int:
@@ -276,9 +295,7 @@ class FastDecoder:
         finally:
             self._product_cache = None
 
-    def product(self, product: Product, x: Tensor, routes: Routes | Through) -> Tensor:
-        if callable(routes):
-            return routes(product, x)
+    def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._product_cache is not None and not torch.is_grad_enabled():
             return self._sampled(product, x, routes, self._product_cache)
         y = product.base(x)
@@ -306,28 +323,24 @@ class FastDecoder:
             return y
         low = x @ sides[0]
         if len(names) > 1:
-            low.mul_(self._owners(routes, low, cache))
+            if cache.get("routes") is not routes:
+                owner_RN = x.new_zeros(len(x), len(names))
+                for number, (_, rows) in enumerate(routes):
+                    owner_RN[rows, number] = 1
+                cache |= {"routes": routes, "owners": owner_RN}
+            low.view(len(x), len(names), -1).mul_(cache["owners"][:, :, None])
         return y.addmm_(low, sides[1])
-
-    def _owners(self, routes: Routes, low: Tensor, cache: dict[Any, Any]) -> Tensor:
-        """Return 1 where a row goes through the adapter of a column, else 0."""
-        if cache.get("routes") is not routes:
-            cache |= {"routes": routes, "owners": {}}
-        width = low.shape[1]
-        if width not in cache["owners"]:
-            owners = low.new_zeros(len(low), len(routes), width // len(routes))
-            for index, (_, rows) in enumerate(routes):
-                owners[rows, index] = 1
-            cache["owners"][width] = owners.flatten(1)
-        return cache["owners"][width]
 
 
 def fast_decoder(
-    model: PreTrainedModel, router: Router | None, adapters: int, learning: bool = True
+    model: PreTrainedModel,
+    router: Router | None,
+    adapters: Sequence[str] = (),
+    learning: bool = True,
 ) -> FastDecoder | None:
     """Return a fast decoder, or None for other model families or non-linear layers.
 
-    ``adapters``: how many it carries; ``learning``: whether its updates may go this way too.
+    ``adapters``: names of those that act; ``learning``: whether its updates may go this way too.
     """
     config: Any = model.config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -339,7 +352,7 @@ def fast_decoder(
         and config._attn_implementation in ("sdpa", "eager")
         and not hasattr(model, "hf_quantizer")
         and len(set(getattr(model, "hf_device_map", {}).values())) < 2
-        and (adapters == 0 or router is not None)
+        and (not adapters or router is not None)
     )
     if not ordinary or not all(_plain(m) for m in _projections(model)):
         return None

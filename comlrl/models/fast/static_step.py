@@ -4,18 +4,24 @@ Everything that a step reads or writes lies in tensors that are made once for a 
 number of the step included, so that a GPU can replay it as a CUDA graph (``graphs.py``) and the
 host waits for nothing within it. Rows are a full grid of prompts × siblings; those that nobody
 asked for are dead. Attention goes over the bucket's lengths, with a mask.
+
+A layer is a function of tensors alone, the same for all layers, in few operations: 42 that start a
+kernel on a CPU, of which a GPU fuses the norms' 12 into two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from comlrl.models.fast.attention import wide
-from comlrl.models.fast.decoder import FastDecoder, Product
+from comlrl.models.fast.autograd_functions import swiglu
+from comlrl.models.fast.decoder import FastDecoder, Layer
+from comlrl.models.fast.extended import Extended, extended_linear
 
 # They follow from the batch alone, never from free memory, so that a resumed run has the same.
 ROW_BUCKETS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -34,57 +40,90 @@ def grid_of(prompts: int, siblings: int) -> int:
     return max(prompts, bucket(prompts * siblings, ROW_BUCKETS) // siblings)
 
 
-class StaticProducts:
-    """A decoder's products with the adapters of all agents beside the base.
+class LayerWeights(NamedTuple):
+    """The weights of a layer."""
 
-    y = W x + b + [B₀ B₁ …] (m ∘ [A₀; A₁; …] x), where m is 1 in the part of a row's own adapter.
-    """
+    input_norm: Tensor
+    qkv: Extended
+    head_norms: Tensor | None  # (heads + kv heads, width)
+    out: Extended
+    post_attention_norm: Tensor
+    gate_up: Extended
+    down: Extended
 
-    def __init__(self, fast: FastDecoder, names: Sequence[str | None], owner_RN: Tensor) -> None:
-        self.names, self.owner_RN = tuple(names), owner_RN
-        self.held: dict[Product, tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]] = {}
-        for layer in fast.layers:
-            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                sides = product.adapters(self.names, product.linears[0].weight.dtype)
-                self.held[product] = (*product.merged(None), sides)
 
-    def refresh(self) -> None:
-        """Copy weights that an update has changed, into the same memory."""
-        for product, (weight, bias, sides) in self.held.items():
-            if product.fused is None:
-                now, bias_now = product.merged(None)
-                weight.copy_(now)
-                if bias is not None and bias_now is not None:
-                    bias.copy_(bias_now)
-            fresh = product.adapters(self.names, weight.dtype)
-            if sides is not None and fresh is not None:
-                for mine, other in zip(sides, fresh, strict=True):
-                    mine.copy_(other)
+class LayerCache(NamedTuple):
+    """The keys and values of a layer: of P prompts, and of their G siblings' tokens."""
 
-    def __call__(self, product: Product, x: Tensor) -> Tensor:
-        weight, bias, sides = self.held[product]
-        y = F.linear(x, weight, bias)
-        if sides is None:
-            return y
-        low = x @ sides[0]
-        if len(self.names) > 1:
-            low.view(len(x), len(self.names), -1).mul_(self.owner_RN[:, :, None])
-        return y.addmm_(low, sides[1])
+    prefix_key: Tensor  # (P, kv, width, L)
+    prefix_value: Tensor  # (P, kv, L, width)
+    suffix: Tensor  # keys and values of their tokens, (2, P, kv, G, T, width)
+
+
+class StepTensors(NamedTuple):
+    """What all layers of a step read."""
+
+    t: Tensor  # (1,)
+    cos: Tensor  # (R, 1, width)
+    sin: Tensor
+    prefix_bias: Tensor  # (P · kv, 1, L)
+    suffix_bias: Tensor  # (1, 1, reach)
+    owner_RN: Tensor
+
+
+class Scalars(NamedTuple):
+    """The constants of a model's layers."""
+
+    heads: int
+    scaling: float
+    eps: float
+
+
+def layer_step(
+    x: Tensor, weights: LayerWeights, cache: LayerCache, step: StepTensors, scalars: Scalars
+) -> Tensor:
+    """Put one token of each row, (R, D), through a layer; its keys and values are cached."""
+    heads, scaling, eps = scalars
+    _, prompts, kv, siblings, _, width = cache.suffix.shape
+    rows, group, reach = prompts * siblings, heads // kv, step.suffix_bias.shape[-1]
+    y = F.rms_norm(x, (x.shape[1],), weights.input_norm, eps)
+    y = extended_linear(y, weights.qkv, step.owner_RN).view(rows, -1, width)
+    turned = y[:, : heads + kv]
+    if weights.head_norms is not None:
+        turned.copy_(F.rms_norm(turned, (width,), None, eps) * weights.head_norms)
+    rolled = turned.roll(width // 2, -1)
+    turned.mul_(step.cos).addcmul_(rolled, step.sin)
+    # Rows stand as (P, kv, G): what belongs to one key head of a prompt is one matrix.
+    grid = wide(y).view(prompts, siblings, -1, width)
+    added = grid[:, :, heads:].unflatten(2, (2, kv)).permute(2, 0, 3, 1, 4)
+    cache.suffix.index_copy_(4, step.t, added[:, :, :, :, None])
+    keys, values = cache.suffix[..., :reach, :].flatten(1, 3)
+    query = grid[:, :, :heads].unflatten(2, (kv, group)).transpose(1, 2)
+    query = query.reshape(prompts * kv, siblings * group, width)
+    to_prefix = torch.baddbmm(
+        step.prefix_bias, query, cache.prefix_key.flatten(0, 1), alpha=scaling
+    )
+    query = query.view(-1, group, width)
+    to_suffix = torch.baddbmm(step.suffix_bias, query, keys.transpose(1, 2), alpha=scaling)
+    scores = torch.cat([to_prefix.view(len(query), group, -1), to_suffix], -1)
+    attention = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    length = to_prefix.shape[-1]
+    of_prefix = attention.view(len(to_prefix), siblings * group, -1)[..., :length]
+    out = torch.bmm(of_prefix, cache.prefix_value.flatten(0, 1)).view(query.shape)
+    out.baddbmm_(attention[..., length:], values)
+    out = out.view(prompts, kv, siblings, group * width).transpose(1, 2).reshape(rows, -1)
+    x = extended_linear(out.to(x.dtype), weights.out, step.owner_RN, x)
+    y = F.rms_norm(x, (x.shape[1],), weights.post_attention_norm, eps)
+    y = swiglu(extended_linear(y, weights.gate_up, step.owner_RN))
+    return extended_linear(y, weights.down, step.owner_RN, x)
 
 
 class StaticBatch:
     """The state of R = P · G rows that decode up to T tokens after prompts of up to L."""
 
     def __init__(
-        self,
-        fast: FastDecoder,
-        names: Sequence[str | None],
-        prompts: int,
-        siblings: int,
-        length: int,
-        tokens: int,
+        self, fast: FastDecoder, prompts: int, siblings: int, length: int, tokens: int
     ) -> None:
-        """Initialize the batch. ``names``: the adapters in the batch, each once."""
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
         self.device, rows = weight.device, prompts * siblings
@@ -94,20 +133,37 @@ class StaticBatch:
         def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        count = len(fast.layers)
-        self.prefix_key = [new(prompts, kv, width, length) for _ in range(count)]
-        self.prefix_value = [new(prompts, kv, length, width) for _ in range(count)]
-        self.own_key = [new(rows, kv, tokens, width) for _ in range(count)]
-        self.own_value = [new(rows, kv, tokens, width) for _ in range(count)]
+        self.caches = [
+            LayerCache(
+                new(prompts, kv, width, length),
+                new(prompts, kv, length, width),
+                new(2, prompts, kv, siblings, tokens, width),
+            )
+            for _ in fast.layers
+        ]
+        self.weights = [self._weights(layer) for layer in fast.layers]
+        self.scalars = Scalars(fast.heads, fast.scaling, fast.norm.variance_epsilon)
         self.bias_PL = new(prompts, length)
+        self.prefix_bias = new(prompts * kv, 1, length)
         self.length_R = new(rows, dtype=torch.long)
         self.t = new(1, dtype=torch.long)  # the step
         self.at_T = torch.arange(tokens, device=self.device)
         self.token_R = new(rows, dtype=torch.long)  # each row's newest
         self.hidden_RD = new(rows, weight.shape[1], dtype=weight.dtype)
         self.cos, self.sin = fast.rotations(torch.arange(length + tokens, device=self.device))
-        owner_RN = new(rows, len(names), dtype=weight.dtype)
-        self.products = StaticProducts(fast, names, owner_RN)
+        self.owner_RN = new(rows, len(fast.names), dtype=weight.dtype)
+
+    def _weights(self, layer: Layer) -> LayerWeights:
+        extended, norms = self.fast.extended.of_product, layer.head_norms
+        return LayerWeights(
+            layer.input_norm.weight,
+            extended[layer.qkv],
+            None if norms is None else norms.weight,
+            extended[layer.out],
+            layer.post_attention_norm.weight,
+            extended[layer.gate_up],
+            extended[layer.down],
+        )
 
     def begin(
         self,
@@ -119,26 +175,29 @@ class StaticBatch:
         """Start with these prompts, which may be fewer than P.
 
         ``prefix``: each layer's keys (P, kv heads, width, L) and values (P, kv heads, L, width).
-        ``hidden_PD``: of the prompts' last tokens. ``agent_P``: places among ``names``.
+        ``hidden_PD``: of the prompts' last tokens. ``agent_P``: places among the decoder's names.
         """
         count, length = len(lengths_P), prefix[0][0].shape[-1]
-        for layer, (key, value) in enumerate(prefix):
+        for cache, (key, value) in zip(self.caches, prefix, strict=True):
             # What lies outside has weight 0, but 0 · NaN of a batch before would be NaN.
-            self.prefix_key[layer].zero_()[:count, :, :, :length] = key
-            self.prefix_value[layer].zero_()[:count, :, :length] = value
-            self.own_key[layer].zero_()
-            self.own_value[layer].zero_()
+            cache.prefix_key.zero_()[:count, :, :, :length] = key
+            cache.prefix_value.zero_()[:count, :, :length] = value
+            cache.suffix.zero_()
         lengths = F.pad(lengths_P, (0, len(self.bias_PL) - count))
         columns = torch.arange(self.bias_PL.shape[1], device=self.device)
         self.bias_PL.zero_().masked_fill_(columns >= lengths[:, None], -torch.inf)
+        self.prefix_bias[:, 0] = self.bias_PL.repeat_interleave(self.fast.kv_heads, 0)
         self.length_R.copy_(lengths.repeat_interleave(self.siblings))
         self.hidden_RD.zero_()
         self.hidden_RD[: count * self.siblings] = hidden_PD.repeat_interleave(self.siblings, 0)
-        owner_RN = self.products.owner_RN
         agent_R = F.pad(agent_P, (0, len(lengths) - count)).repeat_interleave(self.siblings)
-        owner_RN.copy_(agent_R[:, None] == torch.arange(owner_RN.shape[1], device=self.device))
+        adapters = torch.arange(self.owner_RN.shape[1], device=self.device)
+        self.owner_RN.copy_(agent_R[:, None] == adapters)
         self.t.zero_()
-        self.products.refresh()
+        self.fast.extended.refresh()
+        for weights, layer in zip(self.weights, self.fast.layers, strict=True):
+            if weights.head_norms is not None and layer.head_norms is not None:
+                weights.head_norms.copy_(layer.head_norms.weight)
 
     def step(self, reach: int) -> None:
         """Put the newest token of each row through the model.
@@ -146,41 +205,19 @@ class StaticBatch:
         ``reach``: how many of the rows' own tokens are looked at, more than the step's number.
         """
         position_R = self.length_R + self.t
-        rotations = self.cos.index_select(0, position_R), self.sin.index_select(0, position_R)
-        bias_T = torch.zeros(reach, dtype=self.bias_PL.dtype, device=self.device)
-        bias_T.masked_fill_(self.at_T[:reach] > self.t, -torch.inf)
-
-        def attend(layer: int, qkv_RHW: Tensor) -> Tensor:
-            return self._attend(layer, qkv_RHW, bias_T)
-
-        hidden_RD = self.fast.hidden(self.token_R, rotations, attend, self.products)
-        self.hidden_RD.copy_(hidden_RD)
+        suffix_bias = torch.zeros(1, 1, reach, dtype=self.bias_PL.dtype, device=self.device)
+        suffix_bias.masked_fill_(self.at_T[:reach] > self.t, -torch.inf)
+        step = StepTensors(
+            self.t,
+            self.cos.index_select(0, position_R),
+            self.sin.index_select(0, position_R),
+            self.prefix_bias,
+            suffix_bias,
+            self.owner_RN,
+        )
+        x = self.fast.embedding(self.token_R)
+        for weights, cache in zip(self.weights, self.caches, strict=True):
+            x = layer_step(x, weights, cache, step, self.scalars)
+        norm = self.fast.norm
+        self.hidden_RD.copy_(F.rms_norm(x, norm.weight.shape, norm.weight, self.scalars.eps))
         self.t.add_(1)
-
-    def _attend(self, layer: int, qkv_RHW: Tensor, bias_T: Tensor) -> Tensor:
-        heads, kv, width = self.fast.heads, self.fast.kv_heads, self.fast.width
-        prompts, length = self.bias_PL.shape
-        rows, group, reach = len(qkv_RHW), heads // kv, len(bias_T)
-        query, key, value = wide(qkv_RHW).split((heads, kv, kv), 1)
-        keys, values = self.own_key[layer], self.own_value[layer]
-        keys.index_copy_(2, self.t, key[:, :, None])
-        values.index_copy_(2, self.t, value[:, :, None])
-
-        def spread(x: Tensor) -> Tensor:  # (R, kv, heads of each, n) → (P, kv, G · heads, n)
-            grid = x.view(prompts, self.siblings, kv, group, -1).transpose(1, 2)
-            return grid.reshape(prompts, kv, self.siblings * group, -1)
-
-        def gather(x: Tensor) -> Tensor:
-            grid = x.view(prompts, kv, self.siblings, group, -1).transpose(1, 2)
-            return grid.reshape(rows, kv, group, -1)
-
-        query = query.reshape(rows, kv, group, width) * self.fast.scaling
-        to_prefix = spread(query) @ self.prefix_key[layer]
-        to_prefix += self.bias_PL[:, None, None]
-        to_own = query @ keys[:, :, :reach].transpose(-1, -2)
-        to_own += bias_T
-        scores = torch.cat([gather(to_prefix), to_own], -1)
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-        out = weights[..., length:] @ values[:, :, :reach]
-        out = out + gather(spread(weights[..., :length]) @ self.prefix_value[layer])
-        return out.reshape(rows, heads * width).to(qkv_RHW.dtype)

@@ -329,7 +329,7 @@ def test_each_way_through_adapters_samples_what_the_modules_do(agents_have, monk
     monkeypatch.setattr(decoding, "ROWS_STEP", 1)
     agents = team("qwen2", lora__enabled=agents_have != "models")
     for agent in agents.agents:
-        agent.fast.merging = agents_have == "merged adapters"
+        agent.fast.merging = agents_have != "adapters"
     asked = [requests(siblings=40), requests(siblings=30, agent=1)]
     sampling = Sampling(1.0, 24, top_k=3)
     written = list(each(Generator(agents).sample(asked, sampling)))
