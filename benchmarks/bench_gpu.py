@@ -4,18 +4,20 @@
     python benchmarks/bench_gpu.py --out DIR --device cpu --tiny
 
 A model of random weights in the shape of Qwen2.5 1.5B, two LoRA agents (r = 16) and nothing that is
-downloaded. Every phase is a separate process with a time limit. Results are appended to
-``DIR/results.jsonl``, one JSON object each, and ``DIR/table.md`` is written after every phase.
+downloaded. Every phase is a separate process with a time limit; the first runs ``tests/gpu``, if
+pytest is installed. Results are appended to ``DIR/results.jsonl``, one JSON object each, and
+``DIR/table.md`` is written after every phase.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from comlrl.rollout.generation import Generator
 from comlrl.trainers.launch.wiring.machine import deterministic
 from comlrl.types import Request, Row, Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
+from comlrl.update.optimizer import AgentOptimizer
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
@@ -54,22 +57,28 @@ class Stub:
         return ["" for _ in ids]
 
 
-def team(device: str, tiny: bool) -> Team:
-    """Two agents on random weights that are made on the device."""
-    from peft import LoraConfig, get_peft_model
+def base(device: str, tiny: bool) -> Any:
+    """Return a model of random weights that are made on the device."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen2Config(**(TINY if tiny else SHAPE), max_position_embeddings=4096)
     with torch.device(device):
         model: Any = Qwen2ForCausalLM(config)
-    model.to(dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    model.to(dtype=torch.float32 if device == "cpu" else torch.bfloat16).eval()
+    with torch.no_grad():  # nuclei of a few tokens, as after training
+        model.get_output_embeddings().weight.mul_(5)
+    return model
+
+
+def team(device: str, tiny: bool) -> Team:
+    """Return two agents on one base."""
+    from peft import LoraConfig, get_peft_model
+
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    peft = get_peft_model(model.eval(), lora, adapter_name="agent_0")
+    peft = get_peft_model(base(device, tiny), lora, adapter_name="agent_0")
     peft.add_adapter("agent_1", lora)
     inner: Any = peft.base_model.model
-    with torch.no_grad():  # nuclei of a few tokens, as after training
-        inner.get_output_embeddings().weight.mul_(5)
     router = add_router(inner)
     fast = fast_decoder(inner, router, ["agent_0", "agent_1"])
     agents = [
@@ -112,13 +121,15 @@ def machine(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     yield {"what": "start of a kernel, µs", "value": started / count * 1e6}
 
 
+def decoding_ways(device: str) -> tuple[Any, ...]:
+    """Return the values of ``generation.decoding``; what is compiled takes a minute more."""
+    return ("growing", "static") if device == "cpu" else ("growing", "static", "graphs", "compiled")
+
+
 def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the time of a decoding step of two agents' rows, each way."""
     agents, tokens = team(device, tiny), 8 if tiny else 128
     length, siblings = (12, 2) if tiny else (300, 4)
-    ways: tuple[Any, ...] = (
-        ("growing", "static") if device == "cpu" else ("growing", "static", "graphs")
-    )
     for rows in (8,) if tiny else (8, 32, 128):
         requests_N = [
             [
@@ -129,7 +140,7 @@ def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
             ]
             for i in range(2)
         ]
-        for way in ways:
+        for way in decoding_ways(device):
             generator = Generator(agents, decoding=way)
             sampling = Sampling(1.0, tokens, top_p=0.9)
             taken = seconds(
@@ -139,32 +150,141 @@ def decoding(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
             yield {"what": what, "value": taken / tokens * 1e3}
 
 
-def update(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the time of one agent's gradients, and peak memory on a GPU."""
-    agents = team(device, tiny)
+def episodes(tiny: bool) -> tuple[list[list[int]], int]:
+    """Return the prompts of a step's tasks, and the tokens of a completion."""
     length, tokens, tasks = (12, 8, 2) if tiny else (300, 256, 4)
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for task in range(tasks):
-        ids = torch.randint(2, 999, (4, tokens), generator=generator).tolist()
-        prompt = tuple(range(2 + task, 2 + task + length))
-        numbers = tuple(range(4 * task, 4 * task + 4))
-        rows.append(Row(prompt, tuple(map(tuple, ids)), (1.0, -1.0, 0.5, -0.5), numbers))
-    with agents.acting(0) as agent:
+    return [list(range(2 + task, 2 + task + length)) for task in range(tasks)], tokens
+
+
+def gradients(agents: Team, index: int, rows: Sequence[Row]) -> None:
+    """Add one agent's gradients over rows."""
+    with agents.acting(index) as agent:
 
         def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             logprob_A = action_logprobs(agent, batch, 1.0).logprob_A
-            return -logprob_A.mean(), Sums(loss=logprob_A)
+            weight_A = batch.weight_RL[batch.action_mask_RL].to(logprob_A)
+            return -(weight_A * logprob_A).sum(), Sums(loss=logprob_A)
 
-        sums = Sums()
-        taken = seconds(lambda: accumulate(agent, rows, loss, sums), device, 1 if tiny else 3)
+        accumulate(agent, rows, loss, Sums())
+
+
+def rows_of(prompts: Sequence[Sequence[int]], ids_PGT: Sequence[Any]) -> list[Row]:
+    """Return rows of four completions each, with advantages."""
+    return [
+        Row(tuple(prompt), tuple(map(tuple, ids_GT)), (1.0, -1.0, 0.5, -0.5),
+            tuple(range(4 * number, 4 * number + 4)))
+        for number, (prompt, ids_GT) in enumerate(zip(prompts, ids_PGT, strict=True))
+    ]  # fmt: skip
+
+
+def update(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of one agent's gradients by each way of attention, and peak memory."""
+    prompts, tokens = episodes(tiny)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, 999, (len(prompts), 4, tokens), generator=generator).tolist()
+    rows = rows_of(prompts, ids)
     count = sum(row.length for row in rows)
-    yield {"what": f"update, {count} tokens, ms", "value": taken * 1e3}
-    if device != "cpu":
-        yield {"what": "peak memory, GB", "value": torch.cuda.max_memory_allocated() / 1e9}
+    for way in ("grids", "tree"):
+        agents = team(device, tiny)
+        for agent in agents.agents:
+            assert agent.fast is not None
+            agent.fast.tree = way == "tree"
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        taken = seconds(partial(gradients, agents, 0, rows), device, 1 if tiny else 3)
+        yield {"what": f"update, {count} tokens, {way}, ms", "value": taken * 1e3}
+        if device != "cpu":
+            peak = torch.cuda.max_memory_allocated() / 1e9
+            yield {"what": f"update, {way}, peak memory, GB", "value": peak}
 
 
-PHASES = {"machine": machine, "decoding": decoding, "update": update}
+def steps(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of a step without its reward: both agents sample, learn and are stepped."""
+    prompts, tokens = episodes(tiny)
+    agents = team(device, tiny)
+    optimizers = [
+        AgentOptimizer(a.parameters(), 1e-5, max_grad_norm=1.0, processes=agents.processes)
+        for a in agents.agents
+    ]
+    requests_N = [
+        [
+            Request(tuple(prompt), tuple((i, p, g) for g in range(4)))
+            for p, prompt in enumerate(prompts)
+        ]
+        for i in range(2)
+    ]
+    sampling = Sampling(1.0, tokens, top_p=0.9)
+
+    def step(generator: Generator) -> None:
+        written_N = generator.sample(requests_N, sampling)
+        for index, (written, optimizer) in enumerate(zip(written_N, optimizers, strict=True)):
+            optimizer.zero()
+            ids = [[completion.token_ids for completion in group] for group in written]
+            gradients(agents, index, rows_of(prompts, ids))
+            optimizer.step(0.0)
+
+    for way in decoding_ways(device):
+        generator = Generator(agents, decoding=way)
+        taken = seconds(partial(step, generator), device, 1 if tiny else 3)
+        yield {"what": f"step, {len(prompts)} tasks, {way}, s", "value": taken}
+
+
+def peer(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of the same step as CoMLRL 1.4.3 makes it, written anew.
+
+    Each agent is a separate model, all of whose weights are trained; transformers' ``generate``
+    samples one task at a time; each completion is a forward pass by itself.
+    """
+    prompts, tokens = episodes(tiny)
+    models = [base(device, tiny) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-5) for model in models]
+
+    def learn(model: Any, ids_GL: torch.Tensor, length: int) -> None:
+        for ids_L, advantage in zip(ids_GL, (1.0, -1.0, 0.5, -0.5), strict=True):
+            logits = model(ids_L[None, :-1]).logits[0, length - 1 :]
+            logprob = logits.log_softmax(-1).gather(-1, ids_L[length:, None]).sum()
+            (-advantage * logprob / len(ids_GL)).backward()
+
+    def step() -> None:
+        for prompt in prompts:
+            ids = torch.tensor([prompt], device=device)
+            for model, optimizer in zip(models, optimizers, strict=True):
+                with torch.no_grad():
+                    ids_GL = model.generate(
+                        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_p=0.9,
+                        top_k=0, num_return_sequences=4, min_new_tokens=tokens,
+                        max_new_tokens=tokens, eos_token_id=1, pad_token_id=0,
+                    )  # fmt: skip
+                optimizer.zero_grad()
+                learn(model, ids_GL, len(prompt))
+                optimizer.step()
+
+    taken = seconds(step, device, 1)
+    yield {"what": f"step of CoMLRL 1.4.3's loop, {len(prompts)} tasks, s", "value": taken}
+
+
+def tests(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield how many of ``tests/gpu`` passed, and how many did not."""
+    if device == "cpu":
+        return
+    folder = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "tests/gpu"]
+    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    print(printed)
+    last = printed.strip().rpartition("\n")[2]
+    for word in ("passed", "failed", "errors?", "skipped"):
+        if count := re.search(rf"(\d+) {word}", last):
+            yield {"what": f"tests/gpu, {word.rstrip('s?')}", "value": int(count[1])}
+
+
+PHASES = {
+    "tests": tests,
+    "machine": machine,
+    "decoding": decoding,
+    "update": update,
+    "steps": steps,
+    "peer": peer,
+}
 
 
 def write_table(out: Path) -> None:

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may need the network
 ROOT = Path(__file__).resolve().parent.parent
 SUITES = {  # parts of paths below tests/
     "runs": (
-        "commands/", "programs/test_command.py", "programs/test_frameworks.py",
+        "commands/", "gpu/", "programs/test_command.py", "programs/test_frameworks.py",
         "test_any_domain.py", "test_distributed", "test_faults.py", "test_measured.py",
         "test_multi_turn.py", "test_odd_machines.py",
         "test_own_reward_runs.py", "test_program_runs.py", "test_program_vllm_runs.py",

@@ -84,6 +84,15 @@ class AgentModelConfig(Section):
         {}, "arguments of the chat template, e.g. {enable_thinking: false}"
     )
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
+    update_attention: Literal["grids", "tree"] = key(
+        "grids",
+        "how packed rows attend in the update, for Qwen2, Qwen3 and Llama; grids: prompts and "
+        "completions by padded batches; tree: all by one mask, with FlexAttention on a GPU "
+        "(experimental, docs/scaling.md)",
+        unused_if=(
+            Unused("checkpointing needs the modules", lambda s, _: s.gradient_checkpointing),
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,11 +320,11 @@ class GenerationConfig(Section):
         above=0,
         unused_if=(Unused("the server forms the batches", lambda s, _: s.backend == "vllm"),),
     )
-    decoding: Literal["growing", "static", "graphs"] = key(
+    decoding: Literal["growing", "static", "graphs", "compiled"] = key(
         "growing",
         "builtin, for Qwen2, Qwen3 and Llama; growing: caches grow and finished rows leave; "
-        "static: all steps have the same shapes; graphs: static, replayed as CUDA graphs on a GPU "
-        "(experimental, docs/scaling.md)",
+        "static: all steps have the same shapes; graphs: static, replayed as CUDA graphs on a GPU; "
+        "compiled: graphs of layers compiled by torch.compile (experimental, docs/scaling.md)",
         unused_if=(
             Unused("the server decodes", lambda s, _: s.backend == "vllm"),
             Unused(

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from comlrl.models.agent import Agent
-from comlrl.models.fast.packed_attention import Packed
 from comlrl.models.logprobs import action_states
 from comlrl.models.rows import pack, row_groups
 from comlrl.types import Row, TokenBatch
@@ -155,7 +154,7 @@ def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor
             position_ids=batch.positions_RL.to(agent.device),
             use_cache=False,
         ), real_RL
-    flat_TD = agent.fast.packed(Packed(batch, agent.device, agent.fast.step))
+    flat_TD = agent.fast.packed(agent.fast.pack(batch))
     hidden_RLD = flat_TD.new_zeros(*real_RL.shape, flat_TD.shape[-1])
     hidden_RLD[real_RL] = flat_TD[: int(real_RL.sum())]
     return hidden_RLD, real_RL

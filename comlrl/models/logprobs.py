@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from comlrl.models.agent import Agent
-from comlrl.models.fast.packed_attention import Packed, rounded
+from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.fast.prefix_cache import full_attention
 from comlrl.models.rows import attention_mask
 from comlrl.types import SamplingSupport, TokenBatch
@@ -64,7 +64,7 @@ def action_logprobs(
 def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the last hidden states where the A actions are chosen, and the actions."""
     if agent.fast is not None and agent.fast.learning:
-        packed = Packed(batch, agent.device, agent.fast.step)
+        packed = agent.fast.pack(batch)
         return agent.fast.packed(packed, packed.predictor_A), packed.targets_A
     device = agent.device
     if packable(agent):

@@ -112,6 +112,8 @@ def load_team(
         learns_fast = not section.gradient_checkpointing and not lora.dropout
         adapters = [f"agent_{i}" for i in indices] if lora.enabled else []
         fast = fast_decoder(model, router, adapters, learns_fast)
+        if fast is not None:
+            fast.tree = section.update_attention == "tree"
         for index, start_adapter in zip(indices, copies, strict=True):
             agent = Agent(
                 index=index,

@@ -40,12 +40,16 @@ class Generator(TeamReader):
         max_length: int = 2048,
         head: Head | None = None,
         *,
-        decoding: Literal["growing", "static", "graphs"] = "growing",
+        decoding: Literal["growing", "static", "graphs", "compiled"] = "growing",
     ) -> None:
         super().__init__(team, max_length)
         self.max_batch_tokens, self.head = max_batch_tokens, head
         static = decoding != "growing" and head is None
-        self.static = StaticDecoding(decoding == "graphs") if static else None
+        self.static = (
+            StaticDecoding(decoding in ("graphs", "compiled"), decoding == "compiled")
+            if static
+            else None
+        )
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
         # Called as completions grow, with how many more are written, a part of one at each token.

@@ -270,8 +270,9 @@ def _place(weight_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
 class StaticDecoding:
     """The states of batches alike, and their graphs."""
 
-    def __init__(self, capture: bool) -> None:
-        self.capture = capture
+    def __init__(self, capture: bool, compiled: bool = False) -> None:
+        """Set up without states. ``capture``: as graphs, on a GPU; ``compiled``: each layer."""
+        self.capture, self.compiled = capture, compiled
         self.states: OrderedDict[Hashable, tuple[StaticBatch, StaticDraw, Graphs]] = OrderedDict()
 
     def decode(
@@ -344,7 +345,7 @@ class StaticDecoding:
         capturing = self.capture and draw.agent.device.type == "cuda"
         while len(self.states) >= (STATES if capturing else 1):
             self.states.popitem(last=False)
-        batch = StaticBatch(fast, grid, siblings, length, tokens)
+        batch = StaticBatch(fast, grid, siblings, length, tokens, self.compiled)
         made = batch, StaticDraw(draw.agent, batch, draw), Graphs(capturing)
         self.states[key] = made
         return made

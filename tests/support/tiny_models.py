@@ -114,11 +114,16 @@ def config(algorithm: str = "magrpo", **settings: Any) -> Config:
 
 
 def team(
-    kind: str = "qwen2", *, dtype: str = "float64", reference: bool = False, **keys: Any
+    kind: str = "qwen2",
+    *,
+    dtype: str = "float64",
+    reference: bool = False,
+    device: str = "cpu",
+    **keys: Any,
 ) -> Team:
     """A team on a tiny model whose adapters are not nothing: B starts at random here."""
     keys = {"agent_model__name": str(folder(kind)), "agent_model__torch_dtype": dtype} | keys
-    built = build_team(config(**keys), reference=reference, device="cpu")
+    built = build_team(config(**keys), reference=reference, device=device)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for agent in built.agents:
@@ -126,7 +131,7 @@ def team(
             if agent.peft is not None:
                 for parameter in agent.parameters():
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                    parameter.add_(0.1 * noise)
+                    parameter.add_((0.1 * noise).to(parameter))
     return built
 
 

@@ -33,6 +33,8 @@ from comlrl.models.fast.packed_attention import (
     shape_step,
 )
 from comlrl.models.fast.prefix_cache import full_attention
+from comlrl.models.fast.tree_mask import BLOCK, TreePlan
+from comlrl.types import TokenBatch
 
 # (layer, (T, heads + 2 kv, width)) → (T, heads · width); in the last layer (W, …) where some are
 # wanted.
@@ -185,6 +187,7 @@ class FastDecoder:
             getattr(layer, "base_layer", layer).weight for layer in _projections(model)
         ]
         self.bytes = sum(w.nbytes for w in weights)
+        self.tree = False  # whether updates attend by one mask, and not in grids
         self.names = tuple(adapters)
         exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
@@ -234,7 +237,13 @@ class FastDecoder:
     def step(self) -> int:
         """The multiple to which token counts should be rounded."""
         weight = self.embedding.weight
+        if self.tree and weight.is_cuda:
+            return BLOCK
         return shape_step(weight.device, weight.dtype, self.bytes)
+
+    def pack(self, batch: TokenBatch) -> Packed:
+        """Return a batch's distinct tokens, in the form that ``packed`` reads."""
+        return Packed(batch, self.embedding.weight.device, self.step, tree=self.tree)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
         """Return a packed batch's last hidden states under the active adapter.
@@ -256,7 +265,10 @@ class FastDecoder:
         return gather(hidden_WD, Gather.from_rows(of_A, len(rows_W)).to(device))
 
     def attention(
-        self, batch: Packed, last: AttentionPlan, keep: Callable[..., object] | None = None
+        self,
+        batch: Packed,
+        last: AttentionPlan | TreePlan,
+        keep: Callable[..., object] | None = None,
     ) -> Attend:
         """Return attention among packed rows.
 
@@ -267,9 +279,7 @@ class FastDecoder:
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
             plan = last if layer == len(self.layers) - 1 else batch.all_tokens
             keep_layer = None if keep is None else partial(keep, layer=layer)
-            return batch.attention(
-                qkv_THW, self.heads, self.kv_heads, self.scaling, plan, keep_layer
-            )
+            return plan.attention(qkv_THW, self.heads, self.kv_heads, self.scaling, keep_layer)
 
         return attend
 

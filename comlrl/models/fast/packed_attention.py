@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comlrl.models.fast.attention import AttentionMask, attend, wide
+from comlrl.models.fast.tree_mask import TreePlan, subtree_ends
 from comlrl.models.fast.trie import Trie
 from comlrl.types import TokenBatch
 
@@ -185,24 +186,66 @@ class AttentionPlan:
             rows=self.rows,
         )
 
+    def attention(
+        self,
+        qkv_THW: Tensor,
+        heads: int,
+        kv_heads: int,
+        scaling: float,
+        keep: Callable[[Tensor, Tensor], object] | None = None,
+    ) -> Tensor:
+        """Return attention: (T, heads + 2 kv_heads, width) → (rows, heads · width).
+
+        ``keep`` is called with the prompts' keys and values, (P, kv_heads, L, width) each.
+        """
+        width = qkv_THW.shape[-1]
+        query_THW, keys_THW = qkv_THW.split((heads, 2 * kv_heads), 1)
+        queries = gather(query_THW.flatten(1), self.queries)
+        keys = gather(keys_THW.flatten(1), self.keys)
+        queries_of = queries.split([S * C for S, C, _ in self.shapes])
+        keys_of = keys.split([S * K for S, _, K in self.shapes])
+        outs: list[Tensor] = []
+        for (S, C, K), mask, own_queries, own_keys in zip(
+            self.shapes, self.masks, queries_of, keys_of, strict=True
+        ):
+            query = own_queries.view(S, C, heads, width).transpose(1, 2)
+            key, value = own_keys.view(S, K, 2 * kv_heads, width).transpose(1, 2).split(kv_heads, 1)
+            if not outs and keep is not None:
+                keep(wide(key), wide(value))
+            out = attend(query, key, value, mask, scaling)
+            outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
+        return ReadOutputs.apply(
+            torch.cat(outs), self.slot_of_row, self.row_of_slot, self.unread, self.rows
+        )
+
 
 class Packed:
-    """A batch's distinct tokens, flat, and the grids in which prompts and completions attend. A
-    token that siblings share is computed once, and fills a slot for each of them.
+    """A batch's distinct tokens, flat, and how they attend: in grids of prompts and completions,
+    where a token that siblings share fills a slot for each of them, or by one mask.
 
     T: tokens. P, L: prompts and the longest's tokens. A: actions, copies too.
     """
 
+    all_tokens: AttentionPlan | TreePlan  # of a layer all of whose outputs are needed
+
     def __init__(
-        self, batch: TokenBatch, device: torch.device, step: int, last_tokens: bool = False
+        self,
+        batch: TokenBatch,
+        device: torch.device,
+        step: int,
+        last_tokens: bool = False,
+        tree: bool = False,
     ) -> None:
         """Pack a batch.
 
         ``step``: T is padded to a multiple of it, with tokens that are nobody's key;
-        ``last_tokens``: completions' last tokens are computed too, though they predict nothing.
+        ``last_tokens``: completions' last tokens are computed too, though they predict nothing;
+        ``tree``: attention is by one mask, and tokens stand row by row.
         """
         self.device = device
         trie = Trie.from_batch(batch, last_tokens)
+        if tree:
+            trie = trie.by_rows()
         real = trie.token_RL >= 0
         tokens_T = torch.zeros(2, rounded(trie.count, step), dtype=torch.long)
         tokens_T[:, trie.token_RL[real]] = torch.stack(
@@ -215,6 +258,10 @@ class Packed:
         self.predictor_A = trie.token_RL[row_A, previous_A]  # whose state predicts it; on the CPU
         self.targets_A = batch.token_ids_RL[row_A, column_A].to(device)
 
+        if tree:
+            ends = torch.tensor(subtree_ends(tokens_T[1].tolist()))
+            self.all_tokens = TreePlan(ends.to(device))
+            return
         lengths_P = (batch.segment_RL == 0).sum(1)
         starts_P = lengths_P.cumsum(0) - lengths_P
         column = torch.arange(int(lengths_P.max()))
@@ -236,50 +283,20 @@ class Packed:
         )
         self.all_tokens = all_tokens.to(device)
 
-    def read(self, wanted_W: Tensor, rows: int) -> AttentionPlan:
+    def read(self, wanted_W: Tensor, rows: int) -> AttentionPlan | TreePlan:
         """Return the plan of a layer after which only these tokens (on the CPU) are needed.
 
-        Of prompts, these are at most the last ones.
+        In grids, of prompts these are at most the last ones.
         """
+        if isinstance(self.all_tokens, TreePlan):
+            query_Q = F.pad(wanted_W, (0, rows - len(wanted_W)))
+            return TreePlan(self.all_tokens.end_T, query_Q.to(self.device))
         key_PL, mask_PL = self.prompts.key_SK, self.prompts.key_mask_SK
         of_prompts = wanted_W[wanted_W < mask_PL.sum()]
         assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
         ends = self.ends_P[:, None]
         grids = [Grid(ends, torch.ones_like(ends).bool(), key_PL, mask_PL), *self.completions]
         return AttentionPlan.from_grids(grids, len(self.ids_T), wanted_W, rows).to(self.device)
-
-    def attention(
-        self,
-        qkv_THW: Tensor,
-        heads: int,
-        kv_heads: int,
-        scaling: float,
-        plan: AttentionPlan,
-        keep: Callable[[Tensor, Tensor], object] | None = None,
-    ) -> Tensor:
-        """Return attention: (T, heads + 2 kv_heads, width) → (rows, heads · width).
-
-        ``keep`` is called with the prompts' keys and values, (P, kv_heads, L, width) each.
-        """
-        width = qkv_THW.shape[-1]
-        query_THW, keys_THW = qkv_THW.split((heads, 2 * kv_heads), 1)
-        queries = gather(query_THW.flatten(1), plan.queries)
-        keys = gather(keys_THW.flatten(1), plan.keys)
-        queries_of = queries.split([S * C for S, C, _ in plan.shapes])
-        keys_of = keys.split([S * K for S, _, K in plan.shapes])
-        outs: list[Tensor] = []
-        for (S, C, K), mask, own_queries, own_keys in zip(
-            plan.shapes, plan.masks, queries_of, keys_of, strict=True
-        ):
-            query = own_queries.view(S, C, heads, width).transpose(1, 2)
-            key, value = own_keys.view(S, K, 2 * kv_heads, width).transpose(1, 2).split(kv_heads, 1)
-            if not outs and keep is not None:
-                keep(wide(key), wide(value))
-            out = attend(query, key, value, mask, scaling)
-            outs.append(out.transpose(1, 2).reshape(S * C, heads * width))
-        return ReadOutputs.apply(
-            torch.cat(outs), plan.slot_of_row, plan.row_of_slot, plan.unread, plan.rows
-        )
 
 
 def length_groups(lengths_S: Tensor, before: int) -> list[Tensor]:

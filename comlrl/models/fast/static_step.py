@@ -11,8 +11,9 @@ kernel on a CPU, of which a GPU fuses the norms' 12 into two.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -118,12 +119,28 @@ def layer_step(
     return extended_linear(y, weights.down, step.owner_RN, x)
 
 
+@functools.cache
+def compiled_layer() -> Callable[..., Tensor]:
+    """Return ``layer_step`` as one compiled graph, which all layers use."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 64)  # for batches of so many shapes
+    return torch.compile(layer_step, fullgraph=True, dynamic=False)
+
+
 class StaticBatch:
     """The state of R = P · G rows that decode up to T tokens after prompts of up to L."""
 
     def __init__(
-        self, fast: FastDecoder, prompts: int, siblings: int, length: int, tokens: int
+        self,
+        fast: FastDecoder,
+        prompts: int,
+        siblings: int,
+        length: int,
+        tokens: int,
+        compiled: bool = False,
     ) -> None:
+        """Set up a batch. ``compiled``: whether its layers are."""
+        self.layer = compiled_layer() if compiled else layer_step
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
         self.device, rows = weight.device, prompts * siblings
@@ -217,7 +234,7 @@ class StaticBatch:
         )
         x = self.fast.embedding(self.token_R)
         for weights, cache in zip(self.weights, self.caches, strict=True):
-            x = layer_step(x, weights, cache, step, self.scalars)
+            x = self.layer(x, weights, cache, step, self.scalars)
         norm = self.fast.norm
         self.hidden_RD.copy_(F.rms_norm(x, norm.weight.shape, norm.weight, self.scalars.eps))
         self.t.add_(1)

@@ -7,7 +7,7 @@ A completion's last token predicts nothing, so its state is computed only on req
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,16 @@ class Trie:
             lengths_S=lengths_S[leaf],
             row_S=keys[leaf, 0],
         )
+
+    def by_rows(self) -> Trie:
+        """Return the same tokens numbered row by row, each row's in pre-order of its tree."""
+        real_RL = self.token_RL >= 0
+        rows_RL = torch.arange(len(real_RL))[:, None].expand_as(real_RL)
+        row_T = torch.zeros(self.count, dtype=torch.long)
+        row_T[self.token_RL[real_RL]] = rows_RL[real_RL]
+        place_T = row_T.argsort(stable=True).argsort()  # of rows alike, in the order they have
+        token_RL = place_T[self.token_RL].where(real_RL, -1)
+        return replace(self, token_RL=token_RL, path_SC=place_T[self.path_SC])
 
 
 def _completions(batch: TokenBatch, computed_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from comlrl.errors import NonFiniteError
-from comlrl.models.fast.static_step import ROW_BUCKETS, bucket, grid_of
+from comlrl.models.fast import static_step
+from comlrl.models.fast.static_step import ROW_BUCKETS, bucket, grid_of, layer_step
 from comlrl.rollout import static_decoding
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.static_decoding import StaticBatch, StaticDraw, inverse_cdf
@@ -277,6 +279,17 @@ def test_a_layer_starts_few_operations():
             batch.step(64)
         counts.append(sum(not any(view in name for view in VIEWS) for name, *_ in record.lines))
     assert counts[1] - counts[0] <= 42
+
+
+def test_layers_are_compiled_once_and_without_a_break(monkeypatch):
+    """``fullgraph`` raises at what dynamo cannot take into one graph."""
+    backend = CompileCounterWithBackend("aot_eager")
+    layer = torch.compile(layer_step, fullgraph=True, dynamic=False, backend=backend)
+    monkeypatch.setattr(static_step, "compiled_layer", lambda: layer)
+    agents, asked = team(dtype="float32"), [requests(0, [3, 3, 2, 3]), requests(1, [3, 1, 2])]
+    wanted = Generator(agents).sample(asked, WAYS["top_p"])
+    same(wanted, Generator(agents, decoding="compiled").sample(asked, WAYS["top_p"]))
+    assert backend.frame_count == 1  # for all layers and steps
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from comlrl.models.fast import packed_attention
 from comlrl.models.fast.packed_attention import (
@@ -237,3 +238,51 @@ def test_copies_say_exactly_the_same():
     with agents.acting(0) as agent, torch.no_grad():
         policy = action_logprobs(agent, pack([row("p:", "abc.", "b.", "abc.")], PAD), 1.0)
     assert torch.equal(policy.logprob_A[:4], policy.logprob_A[6:])
+
+
+def test_a_token_sees_what_it_continues_and_nothing_else():
+    """Texts in their order are the tree's tokens in pre-order."""
+    for rows in [*CASES.values(), BY_HAND]:
+        texts = set[tuple[int, tuple[int, ...]]]()
+        for number, one in enumerate(rows):
+            for completion in one.completions:
+                text = (*one.prompt_ids, *completion)
+                texts |= {(number, text[:length]) for length in range(1, len(text) + 1)}
+        packed = Packed(pack(numbered(rows), PAD), HERE, 8, last_tokens=True, tree=True)
+        ordered, count = sorted(texts), len(texts)
+        assert packed.ids_T[:count].tolist() == [text[-1] for _, text in ordered]
+        plan = packed.read(torch.arange(count), count)
+        assert plan.visible().tolist() == [
+            [mine == other and text[: len(start)] == start for other, start in ordered]
+            + [False] * (len(packed.ids_T) - count)
+            for mine, text in ordered
+        ]
+        assert packed.all_tokens.visible().any(1).all()  # padding sees itself: no NaN
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "all weights"])
+def test_one_mask_computes_what_the_grids_do(kind, lora):
+    agents = team(kind, lora__enabled=lora)
+    for rows in CASES.values():
+        values = []
+        for tree in (False, True):
+            agents.agents[0].fast.tree = tree
+            values.append(logprobs_and_gradients(agents, numbered(rows), True))
+        assert all(near(a, b, 1e-11) for a, b in zip(*values, strict=True))
+
+
+@torch.no_grad()
+def test_flex_attention_takes_the_mask():
+    """Uncompiled it runs on a CPU, without gradients; 200 tokens are more than a block."""
+    rows = [row("p" * 90, "a" * 60 + "b", "a" * 40 + "c" * 9), row("q", "ab", first=2)]
+    packed = Packed(pack(rows, PAD), HERE, 128, tree=True)
+    assert len(packed.ids_T) == 256
+    qkv_THW = torch.randn(256, 8, 16, generator=torch.Generator().manual_seed(0))
+    query, key, value = (x.transpose(0, 1)[None] for x in qkv_THW.split((4, 2, 2), 1))
+    for wanted_W in (torch.arange(256), torch.tensor([3, 95, 140])):
+        plan = packed.read(wanted_W, len(wanted_W))
+        out = flex_attention(
+            query[:, :, wanted_W], key, value, block_mask=plan.blocks, scale=0.3, enable_gqa=True
+        )
+        assert near(out[0].transpose(0, 1).flatten(1), plan.attention(qkv_THW, 4, 2, 0.3), 1e-5)
