@@ -297,7 +297,7 @@ class StaticDecoding:
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         cache = prefix_cache.SharedPrefixCache(lengths_P, draw.steps)
         hidden_PD = ByFastDecoder(fast, cache, adapters).prefill(prompts)
-        place = {name: number for number, name in enumerate(fast.names)}
+        place: dict[str | None, int] = {name: n for n, name in enumerate(fast.names)}
         agent_P = torch.tensor([place.get(name, -1) for name in adapters], device=device)
         batch.begin(cache.prefix, lengths_P, hidden_PD, agent_P)
         row = torch.arange(len(prompt_of_row), device=device)
