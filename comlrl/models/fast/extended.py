@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from comlrl.models.fast.decoder import Product
+from comlrl.models.fast.products import Product
 
 
 class Extended(NamedTuple):
