@@ -304,7 +304,11 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
         ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
         ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),
         ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
-        ("magrpo", "distributed.strategy=fsdp", "distributed.strategy: fsdp with program.target"),
+        (
+            "magrpo",
+            "distributed.strategy=fsdp",
+            "distributed.strategy: fsdp with generation.backend",
+        ),
         (
             "magrpo",
             "sampling={aux: {top_k: 3}}",

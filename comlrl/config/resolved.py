@@ -451,11 +451,6 @@ class Config:
                     f"{name}.{turns}: {value!r} with {key}, which says who acts when; leave it "
                     f"out, or give {key}=null"
                 )
-        if self.distributed.strategy == "fsdp":
-            yield (
-                f"distributed.strategy: fsdp with {key}, which each process would play for itself, "
-                "and all must see the same; give replicate"
-            )
         if self.generation.overlap:
             yield (
                 f"generation.overlap: 1 with {key}, which is not played while a step updates; "

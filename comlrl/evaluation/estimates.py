@@ -17,6 +17,7 @@ from comlrl.evaluation.batches import at_once
 from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.evaluation.outcomes import outcomes
+from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
@@ -59,7 +60,7 @@ def repeat(
 ) -> list[RolloutResult]:
     """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
     shard = processes.shard(tasks)
-    together = at_once(max(processes.of_shards(len(shard))))  # alike for all processes
+    together = at_once(max(distributed.all_gather(len(shard))))  # alike for all processes
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))

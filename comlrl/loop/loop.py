@@ -304,11 +304,10 @@ class Loop:
         done.
 
         For a step that cannot be finished, before weights have moved. Called by the main process
-        alone; in lock-step a collective call.
+        alone.
         """
         if self.checkpoints.steps < self.counters.steps:
-            alone = not self.processes.lock_step
-            self.checkpoints.save(self.counters.steps, self._state(), alone=alone)
+            self.checkpoints.save(self.counters.steps, self._state(), alone=True)
         newest = self.checkpoints.newest
         return None if newest is None else newest[1]
 

@@ -17,7 +17,6 @@ from comlrl.errors import UserError
 from comlrl.models.fast.decoder import FastDecoder, fast_decoder
 from comlrl.models.fast.lora_routing import Router
 from comlrl.models.prompt_encoder import PromptEncoder, end_ids
-from comlrl.processes.sharding import like, stored
 from comlrl.types import Message
 
 REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
@@ -45,6 +44,7 @@ class Agent:
     trained: bool = True  # False: it acts, and its weights stay as they are
     learning_rate: float | None = None  # of its optimizer; None: the algorithm's section
     micro_batch_tokens: int | None = None  # of its update, once memory has run out
+    sharded: bool = False  # its model's layers are split over the processes
 
     def __post_init__(self) -> None:
         if not self.trained:
@@ -144,16 +144,7 @@ class Agent:
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return its adapter's weights, or all of its model's, by name; names are the same for
         every agent."""
-        return {name: stored(weight) for name, weight in self.named().items()}
-
-    def peft_state(self) -> dict[str, torch.Tensor]:
-        """Return the adapter's weights by PEFT's names; a collective call if layers are split."""
-        assert self.peft is not None
-        return {
-            name: stored(weight)
-            for name, weight in self.peft.named_parameters()
-            if "lora_" in name and f".{self.adapter}." in name
-        }
+        return dict(self.named())
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take them in place. Raises UserError where they do not fit."""
@@ -178,7 +169,7 @@ class Reference:
     agent: Agent
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        return {name: stored(weight) for name, weight in self._named().items()}
+        return dict(self._named())
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take them in place. Raises UserError where they do not fit."""
@@ -207,8 +198,24 @@ def _copy(
         raise UserError(f"{source}: holds other weights than this team, e.g. {min(wrong)}")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(like(weights[name], parameter))
+            parameter.copy_(weights[name])
 
 
 def lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
     return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+@contextlib.contextmanager
+def through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
+    """Route all rows through this adapter; None: through none."""
+    # PEFT's own ways of saying so re-freeze the other adapters.
+    before = [(layer._disable_adapters, layer._active_adapter) for layer in layers]
+    for layer in layers:
+        layer._disable_adapters = adapter is None
+        if adapter is not None:
+            layer._active_adapter = [adapter]
+    try:
+        yield
+    finally:
+        for layer, (disabled, active) in zip(layers, before, strict=True):
+            layer._disable_adapters, layer._active_adapter = disabled, active

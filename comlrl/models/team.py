@@ -12,13 +12,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 
-from comlrl.models.agent import REFERENCE, Agent, Reference, lora_layers
+from comlrl.models.agent import REFERENCE, Agent, Reference, lora_layers, through
 from comlrl.models.fast.lora_routing import Router
-from comlrl.processes import distributed, sharding
+from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
-from comlrl.processes.sharding import stored
 
 GRADIENTS_AT_ONCE = 256 << 20  # bytes
 
@@ -60,8 +58,8 @@ class Team:
 
     @property
     def processes(self) -> Processes:
-        """The division of work among processes: if layers are split, all do the same."""
-        return Processes(lock_step=self.sharded)
+        """The division of work among processes."""
+        return Processes()
 
     @property
     def router(self) -> Router | None:
@@ -82,15 +80,15 @@ class Team:
         return apart and not switched and not self.sharded
 
     def split(self) -> None:
-        """Split every decoder layer over the processes, in place (``processes/sharding.py``).
+        """Split every decoder layer over the processes, in place (``models/sharding.py``).
 
         A layer is then whole only within its own forward pass, so that the fast way is closed.
         """
-        agents = [*self.agents, *(a.start for a in self.agents if a.start is not None)]
-        models = {id(agent.model): agent.model for agent in agents}
-        sharding.shard(models.values(), self.device)
-        for agent in agents:
-            agent.fast = None
+        from comlrl.models import sharding
+
+        sharding.shard([*{id(agent.model): agent for agent in self.agents}.values()])
+        for agent in self.agents:
+            agent.fast, agent.sharded = None, True
         self.sharded = True
 
     @contextlib.contextmanager
@@ -126,7 +124,7 @@ class Team:
                 yield agent
             return
         if agent.peft is not None:
-            with _through(lora_layers(agent.model), agent.start_adapter):
+            with through(lora_layers(agent.model), agent.start_adapter):
                 yield agent
             return
         if agent.start is None:
@@ -138,24 +136,16 @@ class Team:
 
         Called by all processes; the main one writes.
         """
+        if not distributed.is_main():
+            return
         for agent in self.agents:
             target = folder / agent.adapter
-            weights = None
-            if self.sharded and agent.peft is not None:  # put together by all, written by one
-                weights = agent.peft_state()
-            elif self.sharded:
-                weights = {
-                    name: stored(tensor) for name, tensor in agent.model.state_dict().items()
-                }
-            if not distributed.is_main():
-                continue
             if agent.peft is None:
-                agent.model.save_pretrained(target, state_dict=weights)
+                agent.model.save_pretrained(target)
             else:
                 agent.peft.save_pretrained(
                     str(folder),
                     selected_adapters=[agent.adapter],
-                    state_dict=weights,
                     save_embedding_layers=False,  # they are the base's; "auto" asks a hub for them
                 )
             agent.tokenizer.save_pretrained(target)
@@ -195,19 +185,3 @@ class Team:
             if agent.peft is peft:
                 for parameter in agent.parameters():
                     parameter.requires_grad_(True)
-
-
-@contextlib.contextmanager
-def _through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
-    """Route all rows through this adapter; None: through none."""
-    # PEFT's own ways of saying so re-freeze the other adapters.
-    before = [layer._active_adapter for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = adapter is None
-        if adapter is not None:
-            layer._active_adapter = [adapter]
-    try:
-        yield
-    finally:
-        for layer, active in zip(layers, before, strict=True):
-            layer._disable_adapters, layer._active_adapter = False, active

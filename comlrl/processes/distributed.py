@@ -25,6 +25,9 @@ PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies
 BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
 
 
+before_meeting: list[Callable[[], None]] = []  # called before every collective call
+
+
 class LostPeer(RuntimeError):
     """A collective call has failed, as another process has ended."""
 
@@ -123,7 +126,17 @@ def _collective() -> Iterator[None]:
         raise LostPeer(str(error)) from error
 
 
+def exchange(number: int) -> list[int]:
+    """Return each process's number, in rank order."""
+    numbers = [torch.empty(1, dtype=torch.int64) for _ in range(world_size())]
+    with _collective():
+        torch.distributed.all_gather(numbers, torch.tensor([number]))
+    return [int(each) for each in numbers]
+
+
 def _gather(value: Any) -> list[Any]:
+    for prepare in before_meeting:
+        prepare()
     parts: list[Any] = [None] * world_size()
     with _collective():
         torch.distributed.all_gather_object(parts, value)
@@ -135,41 +148,25 @@ def from_main(make: Callable[[], T]) -> T:
     return all_gather(make() if is_main() else None)[0]  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Processes:
-    """Division of a run's work over its processes: each has a shard of it.
-
-    ``lock_step``: nothing is divided; all do the same (``comlrl/processes/sharding.py``).
-    """
-
-    lock_step: bool = False
+    """Division of a run's work over its processes: each has a shard of it."""
 
     def shard(self, items: Sequence[T]) -> list[T]:
         """Return this process's part: every world_size-th item."""
-        return list(items) if self.lock_step else list(items[rank() :: world_size()])
+        return list(items[rank() :: world_size()])
 
     def gather(self, items: Sequence[T]) -> list[T]:
         """Gather all processes' shards, in the order that ``shard`` took them from."""
-        return list(items) if self.lock_step else interleave(all_gather(list(items)))
-
-    def once(self, make: Callable[[], T]) -> T:
-        """Return what this process makes for its shard.
-
-        In lock-step the main process makes it for all, and the others wait for it.
-        """
-        return from_main(make) if self.lock_step else make()
-
-    def of_shards(self, value: T) -> list[T]:
-        """Return the value of each process's shard; in lock-step, a single shared value."""
-        return [value] if self.lock_step else all_gather(value)
+        return interleave(all_gather(list(items)))
 
     def total(self, value: float) -> float:
         """Sum over the processes' shards."""
-        return sum(self.of_shards(value))
+        return sum(all_gather(value))
 
     def all_reduce_counts(self, values: Mapping[K, float]) -> dict[K, float]:
         """Sum values over the processes' shards, in one exchange."""
-        parts = self.of_shards(dict(values))
+        parts = all_gather(dict(values))
         return {name: sum(part[name] for part in parts) for name in values}
 
     def shard_positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
@@ -194,7 +191,7 @@ class Processes:
 
         A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
         """
-        if world_size() > 1 and not self.lock_step:
+        if world_size() > 1:
             for bucket in _buckets(parameters):
                 _add(bucket)
 
@@ -224,6 +221,8 @@ def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
         ]
         + have
     )
+    for prepare in before_meeting:
+        prepare()
     with _collective():
         torch.distributed.all_reduce(flat)
     counts = flat[-len(parameters) :].tolist()

@@ -94,7 +94,7 @@ class Sums:
     def all_reduced(self, processes: Processes) -> Sums:
         """Return the sums of all processes' shards. A collective call."""
         reduced = Sums()
-        for totals, maxima in processes.of_shards((dict(self.totals), self.maxima)):
+        for totals, maxima in distributed.all_gather((dict(self.totals), self.maxima)):
             reduced.add(**totals)
             reduced.reach(**maxima)
         return reduced

@@ -86,10 +86,8 @@ class Generator(TeamReader):
         results: dict[int, tuple[Completion, ...]] = {}
         chunks = list(self._chunks(flat, sampling))
         self.calls += len(chunks)
-        # FSDP keeps the tensors that it gathers weights into, and an update saves them for
-        # backward, which tensors made in inference mode cannot be. Static states are kept too.
-        held = self.team.sharded or self.static is not None
-        without_gradients = torch.no_grad if held else torch.inference_mode
+        # Static states are kept for later calls.
+        without_gradients = torch.no_grad if self.static is not None else torch.inference_mode
         with prefix_cache.used_by(model) as shared, without_gradients(), _any_kernels():
             for chunk in chunks:
                 chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together

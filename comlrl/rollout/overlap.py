@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from comlrl.processes import distributed
-from comlrl.processes.distributed import Processes
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
@@ -28,10 +26,8 @@ class Holding(Protocol):
     """A sampler whose policies can be held as they are."""
 
     def hold(self) -> Sampler:
-        """Return a sampler of the present policies while they are updated.
-
-        It lasts until the next ``hold`` or ``release``. A collective call if models are split.
-        """
+        """Return a sampler of the present policies while they are updated. It lasts until the
+        next ``hold`` or ``release``."""
 
     def release(self) -> None: ...
 
@@ -45,16 +41,16 @@ _Growth = tuple[Shape, Sampling, float | None]
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A growth in a thread. In lock-step only the first process has one."""
+    """A growth in a thread."""
 
     growth: _Growth
     tasks: list[Task]
     key: tuple
-    grown: Future[list[Tree]] | None
+    grown: Future[list[Tree]]
 
 
 class OverlappedRollout:
-    """A rollout whose next trees may be grown beforehand; in lock-step by the first process."""
+    """A rollout whose next trees may be grown beforehand."""
 
     def __init__(
         self,
@@ -64,22 +60,19 @@ class OverlappedRollout:
         transition: Transition,
         weigh: Callable[[Sequence[Tree], Sampling], list[Tree]],
         taken: Callable[[bool], None] = lambda used: None,
-        *,
-        processes: Processes,
     ) -> None:
         """Initialize the rollout.
 
         ``present``: grows what was not begun in advance. ``reward``, ``transition``: separate ones,
-        without collective calls. ``weigh``: gives the completions of older policies their weights;
-        a collective call if models are split. ``taken``: is called once nothing is growing in
+        for another thread. ``weigh``: gives the completions of older policies their weights.
+        ``taken``: is called once nothing is growing in
         advance any more, with whether the trees are used.
         """
         self.present, self.sampler, self.prompts = present, present.sampler, present.prompts
         self.seed, self.returns_by_agent = present.seed, present.returns_by_agent
         self.grow_each = present.grow_each
         self.holding, self.weigh, self.taken = holding, weigh, taken
-        self._without_collectives = present.by(present.sampler, reward, transition)
-        self.processes = processes
+        self._of_thread = present.by(present.sampler, reward, transition)
         self._latest: _Growth | None = None
         self._ahead: _Ahead | None = None
 
@@ -96,37 +89,30 @@ class OverlappedRollout:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             if (ahead.growth, ahead.tasks, ahead.key) == (growth, list(tasks), key):
-                trees = self.processes.once(lambda: _result(ahead.grown))
+                trees = ahead.grown.result()
                 self.taken(True)
                 return self.weigh(trees, sampling)
-            self._await(ahead)
+            ahead.grown.result()
             self.taken(False)
         return self.present.grow(tasks, shape, sampling, key, greedy_discount)
 
     def begin(self, tasks: Sequence[Task], key: tuple) -> None:
-        """Begin to grow the next trees with the settings of the latest ones.
-
-        A collective call if models are split. Raises the errors of holding the policies.
-        """
+        """Begin to grow the next trees with the settings of the latest ones. Raises the errors of
+        holding the policies."""
         assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
-        rollout = self._without_collectives.by(self.holding.hold())
+        rollout = self._of_thread.by(self.holding.hold())
         shape, sampling, discount = self._latest
-        job, grown = partial(rollout.grow, tasks, shape, sampling, key, discount), None
-        if distributed.is_main() or not self.processes.lock_step:
-            grown = daemon_threads.start(job)
-        self._ahead = _Ahead(self._latest, list(tasks), key, grown)
+        job = partial(rollout.grow, tasks, shape, sampling, key, discount)
+        self._ahead = _Ahead(self._latest, list(tasks), key, daemon_threads.start(job))
 
     def release(self) -> None:
         """Release the policies that were held; nothing is growing in advance."""
         self.holding.release()
 
     def wait(self) -> None:
-        """Wait until nothing is growing. A collective call if models are split.
-
-        Raises the error that has ended the growth.
-        """
+        """Wait until nothing is growing. Raises the error that has ended the growth."""
         if self._ahead is not None:
-            self._await(self._ahead)
+            self._ahead.grown.result()
 
     def close(self) -> None:
         """End the growth that is no longer needed, after the scores that are being computed."""
@@ -134,16 +120,3 @@ class OverlappedRollout:
         while grown is not None and not grown.done():
             self.holding.leave()
             wait([grown], PAUSE)
-
-    def _await(self, ahead: _Ahead) -> None:
-        """Wait for its end on all processes; the trees stay where they are."""
-
-        def finish() -> None:
-            _result(ahead.grown)
-
-        self.processes.once(finish)
-
-
-def _result(grown: Future[list[Tree]] | None) -> list[Tree]:
-    assert grown is not None, "the first process's in lock-step, or this one's"
-    return grown.result()

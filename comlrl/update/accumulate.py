@@ -16,7 +16,6 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import SHAPE_STEP, rounded
 from comlrl.models.logprobs import packable
 from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
-from comlrl.processes import sharding
 from comlrl.processes.statistics import Sums
 from comlrl.types import Row, TokenBatch
 from comlrl.update.worker_threads import run_parallel, worker_threads
@@ -147,7 +146,7 @@ def accumulate(
             raise
         except (MemoryError, torch.OutOfMemoryError):
             pass  # smaller micro-batches, below
-        if any(map(sharding.is_split, trained)):
+        if agent.sharded:  # the others are in the middle of the pass that has failed
             raise MemoryError("out of memory in the update; start more processes")
         smallest = max(_sizes(agent, unpacked(rows)))
         if budget <= smallest:
@@ -183,7 +182,11 @@ def _backward(
     """Add a micro-batch's gradients to those of the parameters."""
     value, sums = loss(batch)
     value.backward()
-    return Done(sums, value.detach(), sharding.gradient_norm(trained))
+    return Done(sums, value.detach(), _gradient_norm(trained))
+
+
+def _gradient_norm(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 def _backward_in_threads(

@@ -16,7 +16,6 @@ import torch
 from comlrl.config.algorithms import CommonConfig
 from comlrl.errors import NonFiniteError
 from comlrl.models.team import Team
-from comlrl.processes import sharding
 from comlrl.processes.distributed import Processes
 
 MASTER = "master"  # the name of a float32 master among a weight's moments in a checkpoint
@@ -73,11 +72,9 @@ class AgentOptimizer:
         self.schedule = Schedule(schedule, warmup)
         self.stepped = [_stepped(parameter) for parameter in self.parameters]
         self.mastered = False  # whether masters have values
-        # One pass over all that a weight has, and no copies of it; not where some tensors are
-        # split over processes and others are whole.
-        unsplit = not any(map(sharding.is_split, self.parameters))
+        # One pass over all that a weight has, and no copies of it.
         self.adam = torch.optim.AdamW(
-            self.stepped, lr=learning_rate, weight_decay=0.0, fused=unsplit, foreach=False
+            self.stepped, lr=learning_rate, weight_decay=0.0, fused=True, foreach=False
         )
 
     def zero(self) -> None:
@@ -91,16 +88,13 @@ class AgentOptimizer:
         NonFiniteError, with the weights untouched, where the norm is not finite.
         """
         self.processes.add_gradients(self.parameters)
-        norm = float(sharding.gradient_norm(self.parameters))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
             self.zero()
             raise NonFiniteError(f"the gradient's norm is {norm}", agent=self.agent)
         if norm > self.max_grad_norm:
-            gradients = [p.grad for p in self.parameters if p.grad is not None]
-            for split in (False, True):
-                alike = [g for g in gradients if sharding.is_split(g) == split]
-                if alike:
-                    torch._foreach_mul_(alike, self.max_grad_norm / (norm + 1e-6))
+            torch._foreach_mul_(gradients, self.max_grad_norm / (norm + 1e-6))
         self.learning_rate = self.peak * self.schedule.factor(progress)
         for group in self.adam.param_groups:
             group["lr"] = self.learning_rate
@@ -139,10 +133,10 @@ class AgentOptimizer:
         if self.mastered:
             for index, stepped in enumerate(self.stepped):
                 if stepped is not self.parameters[index]:
-                    tensors[f"{index}.{MASTER}"] = sharding.stored(stepped)
+                    tensors[f"{index}.{MASTER}"] = stepped
         for index, state in self.adam.state_dict()["state"].items():
             for name, value in state.items():
-                tensors[f"{index}.{name}"] = sharding.stored(torch.as_tensor(value))
+                tensors[f"{index}.{name}"] = torch.as_tensor(value)
         return tensors
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -152,8 +146,6 @@ class AgentOptimizer:
         for key, value in tensors.items():
             index, dot, name = key.partition(".")
             if dot:
-                if value.dim():
-                    value = sharding.like(value, self.parameters[int(index)])
                 if name == MASTER:
                     self.mastered = True
                     self.stepped[int(index)].copy_(value)
@@ -168,8 +160,8 @@ def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return the parameter, or its master, whose values are set by the first update."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
-    # Micro-batches are summed in float32, where this torch can and FSDP does not set gradients.
-    if hasattr(parameter, "grad_dtype") and not sharding.is_split(parameter):
+    # Micro-batches are summed in float32, where this torch can.
+    if hasattr(parameter, "grad_dtype"):
         parameter.grad_dtype = torch.float32
     return parameter.detach().float()
 

@@ -50,8 +50,7 @@ class VLLMSampler(TeamReader):
 
         ``servers_N``: of each agent, the same object for agents that share theirs. ``folder``: for
         adapters; the servers read it too. ``max_length``: tokens of prompt and completion together.
-        ``sampling``: training's. Raises UserError where a server does not take the adapters. In
-        lock-step only the first process has servers and sends the requests of all.
+        ``sampling``: training's. Raises UserError where a server does not take the adapters.
         """
         super().__init__(team, max_length)
         self.servers_N = servers_N
@@ -82,12 +81,12 @@ class VLLMSampler(TeamReader):
         Raises ServerError.
         """
         held = self.present() if any(requests_N) else HeldSampler(self, self.adapters.names)
-        return self.team.processes.once(lambda: held.sample(requests_N, sampling))
+        return held.sample(requests_N, sampling)
 
     def present(self) -> HeldSampler:
         """Return a sampler of the present adapters, until weights change.
 
-        A collective call if models are split. Raises ServerError if adapters cannot be loaded.
+        Raises ServerError if adapters cannot be loaded.
         """
         self.adapters.load_moved()
         return HeldSampler(self, dict(self.adapters.names))
@@ -105,7 +104,7 @@ class VLLMSampler(TeamReader):
         """Return a sampler of the present adapters, which stay loaded until the next call.
 
         The next ``hold`` or ``release`` ends them; no sampling with those held before may be under
-        way. A collective call if models are split. Raises ServerError if adapters cannot be loaded.
+        way. Raises ServerError if adapters cannot be loaded.
         """
         self.adapters.pin(False)
         held = self.present()

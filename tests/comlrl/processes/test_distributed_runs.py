@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support import tiny_models
 from tests.support.runs import (
@@ -156,110 +155,88 @@ def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> No
 # Sharded models
 
 
-def check_sharding(model: str) -> None:
-    """Half of each layer here, and the whole of what is stored; one share, which counts once."""
+def check_sharding(model: str, checkpointing: bool) -> None:
+    """Gradients by shares of the rows, unlike in number, and passes that one process alone makes:
+    all rows' gradients by whole models, in float64."""
+    from comlrl.models.logprobs import action_logprobs
     from comlrl.models.pretrained import build_team
     from comlrl.processes import distributed
     from comlrl.processes.statistics import Sums
+    from comlrl.types import Row, TokenBatch
+    from comlrl.update.accumulate import accumulate, measure_all
 
     distributed.start()
-    config = tiny_models.config(agent_model__name=model, agent_model__torch_dtype="float32")
-    team = build_team(config)
-    expected = state(team)["agent_1"]
-    team.split()
-    assert Sums(loss=2.0).all_reduced(team.processes).totals["loss"] == 2.0
-    assert team.processes.total(2.0) == 2.0
-    weight = team.agents[0].model.model.layers[0].mlp.up_proj.base_layer.weight
-    assert weight.shape == (48, 32) and weight.to_local().shape == (24, 32)
-    adapter = team.agents[1].parameters()
-    assert all(p.to_local().numel() * 2 == p.numel() for p in adapter)
-    again = state(team)["agent_1"]
-    assert not [name for name, value in expected.items() if not torch.equal(again[name], value)]
+    config = tiny_models.config(
+        agent_model__name=model, agent_model__torch_dtype="float32",
+        agent_model__gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    whole, split = build_team(config), build_team(config)
     torch.manual_seed(0)  # alike in all processes
-    other = {name: torch.randn_like(value) for name, value in expected.items()}
-    team.load_tensors({"agent_0": expected, "agent_1": other})
-    again = state(team)["agent_1"]
-    assert not [name for name, value in other.items() if not torch.equal(again[name], value)]
+    for agent, other in zip(whole.agents, split.agents, strict=True):
+        agent.model.double()
+        other.model.double()
+        agent.fast = None  # it holds float32 copies
+        for mine, same in zip(agent.parameters(), other.parameters(), strict=True):
+            mine.data.copy_(torch.randn_like(mine) / 8)
+            same.data.copy_(mine)
+        agent.micro_batch_tokens = other.micro_batch_tokens = 8  # one row each
+    expected = state(split)
+    split.split()
+    up = split.agents[0].model.model.layers[0].mlp.up_proj
+    assert up.base_layer.weight.to_local().shape == (24, 32)
+    assert not any(hasattr(p, "to_local") for p in split.agents[0].parameters())
+    assert {p.shape for p in split.agents[0].parameters()} == {
+        p.shape for p in whole.agents[0].parameters()
+    }
+    again = state(split)
+    for name, tensors in expected.items():
+        assert all(torch.equal(again[name][key], value) for key, value in tensors.items())
+    rows = [
+        Row((5 + i, 6, 7), ((8, 9 + i), (10, 11, 12 + i)), (1.0, 1.0), (2 * i, 2 * i + 1))
+        for i in range(3)
+    ]
+
+    def learn(team: Any, index: int, rows: list[Row]) -> None:
+        def loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
+            return action_logprobs(agent, batch, 0.9).logprob_A.sum(), Sums()
+
+        with team.acting(index) as agent:
+            accumulate(agent, rows, loss, Sums())
+
+    rank = distributed.rank()
+    for index, mine in ((0, rows[rank::2]), (1, rows if rank else [])):
+        learn(split, index, mine)
+        learn(whole, index, rows)
+        if rank:
+            with split.reference(index) as agent:
+                measure_all(agent, rows, lambda batch: action_logprobs(agent, batch, 1.0) and None)
+    for index in (0, 1):
+        split.processes.add_gradients(split.agents[index].parameters())
+    for index in (0, 1):
+        for name, parameter in whole.agents[index].named().items():
+            gradient = split.agents[index].named()[name].grad
+            torch.testing.assert_close(gradient, parameter.grad, rtol=1e-9, atol=1e-12)
+            assert gradient.abs().max() > 0
     distributed.stop()
 
 
-def test_layers_are_split_and_stored_whole(zygote: Zygote) -> None:
-    together(zygote, __file__, 2, "check_sharding", str(tiny_models.folder("qwen2")))
-
-
-def run_sharded(zygote: Zygote, tmp_path: Path, algorithm: str, *more: str) -> tuple[Path, Path]:
-    """A run of one process and the same run sharded over two; (one, two)."""
-    lone, folder = tmp_path / "one", tmp_path / "two"
-    common = ["agent_model.torch_dtype=float32", *more]
-    run = zygote.run(algorithm, [*small_of(algorithm, lone), *common])
-    arguments = [*small_of(algorithm, folder), *common, "distributed.strategy=fsdp"]
-    team = zygote.team(2, {"run": [algorithm, arguments]})
-    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
-    assert run.wait() == 0, run.output
-    assert_sharded(lone, folder)
-    return lone, folder
-
-
-def assert_sharded(lone: Path, folder: Path) -> None:
-    """That a run's numbers are those of one process. Where the policy is still its own reference,
-    MADPO's margins are rounding, and so is their sign, of which the accuracy is the share."""
-    for before, after in zip(metrics(lone), metrics(folder), strict=True):
-        for name, value in before["metrics"].items():
-            margin = before["metrics"].get(name.replace("dpo/accuracy", "dpo/margin"))
-            if name.endswith("dpo/accuracy") and abs(margin) < 1e-5:
-                continue
-            expected = value if value is None else pytest.approx(value, rel=1e-2, abs=1e-4)
-            assert after["metrics"][name] == expected, name
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
-
-
-def test_sharded_run(zygote: Zygote, tmp_path: Path, lone: Path) -> None:
-    """The numbers and the files of one process; and one process resumes from them."""
-    folder = tmp_path / "two"
-    arguments = [*three_tasks(folder), "distributed.strategy=fsdp"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
-    assert_sharded(lone, folder)
-    one, two = weights(lone), weights(folder)
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-2, atol=1e-4)
-    for agent in ("agent_0", "agent_1"):
-        files = [f / "final_model" / agent / "adapter_model.safetensors" for f in (lone, folder)]
-        before, after = (load_file(str(file)) for file in files)
-        assert before.keys() == after.keys()
-        assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
-        assert (files[1].parent / "adapter_config.json").exists()
-    run = zygote.run("magrpo", [*three_tasks(folder, max_steps=3), "--resume"])
-    assert run.wait() == 0, run.output
-    updates = [line["update"] for line in metrics(folder) if line["phase"] == "train"]
-    assert updates == [1, 2, 3]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "keys"),
-    [
-        ("magrpo", ["lora.enabled=false", "magrpo.kl_coef=0.1", "magrpo.learning_rate=1e-4"]),
-        ("magrpo", ["magrpo.num_turns=2", "magrpo.handoff=random"]),
-        ("ppo", ["ppo.kl_coef=0.1"]),
-        ("shppo", []),
-        ("madpo", ["madpo.dpo_reference=start"]),
-    ],
+    ("kind", "checkpointing"),
+    [("qwen2", False), pytest.param("mistral", True, marks=pytest.mark.slow)],
 )
-def test_sharded_runs_of_others(
-    zygote: Zygote, tmp_path: Path, algorithm: str, keys: list[str]
+def test_split_layers_have_the_gradients_of_whole_ones(
+    zygote: Zygote, kind: str, checkpointing: bool
 ) -> None:
-    lone, folder = run_sharded(zygote, tmp_path, algorithm, *keys)
-    one, two = weights(lone), weights(folder)
-    assert {name: t.shape for name, t in one.items()} == {name: t.shape for name, t in two.items()}
+    folder = str(tiny_models.folder(kind))
+    together(zygote, __file__, 2, "check_sharding", folder, checkpointing)
 
 
 def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:
-    run = zygote.run("magrpo", [*small("magrpo", tmp_path / "run"), "distributed.strategy=fsdp"])
+    """Of a single process, and where the built-in generator would sample."""
+    arguments = [*small("magrpo", tmp_path / "run"), "distributed.strategy=fsdp"]
+    run = zygote.run("magrpo", arguments)
     assert run.wait() == 2
-    assert "error: distributed.strategy: 'fsdp'" in run.output
+    assert "error: distributed.strategy: fsdp with generation.backend" in run.output
 
 
 # torchrun itself

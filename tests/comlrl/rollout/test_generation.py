@@ -240,19 +240,6 @@ def test_a_completion_brings_its_log_probability_along(kind):
     assert all(np.isnan(completion.logprob) for completion in greedy)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_inference_mode_is_for_weights_that_are_not_split(split):
-    """FSDP gathers split ones into tensors that the update needs too."""
-    agents, modes = team("qwen2"), set()
-    head = agents.agents[0].model.get_output_embeddings()
-    head.register_forward_hook(
-        lambda *_: modes.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-    )
-    agents.sharded = split
-    Generator(agents).sample([requests(), []], SAMPLINGS[1])
-    assert modes == {(False, not split)}
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "mistral"])
 def test_a_completion_brings_along_what_truncation_left(kind):
     """At each position its set, or of a larger one what all of its tokens are likelier than."""

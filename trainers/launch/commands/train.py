@@ -225,7 +225,8 @@ def _open(
     """Assemble the run and its trainer, resumed if configured so; ``opened`` closes it all."""
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
-    from comlrl.processes import cpu_threads, distributed, sharding
+    from comlrl.models import sharding
+    from comlrl.processes import cpu_threads, distributed
     from comlrl.rollout.overlap import OverlappedRollout
 
     load = cpu_threads.LoadWatch()
@@ -235,7 +236,7 @@ def _open(
     if start.config.agent_devices is not None:
         check_devices(start.config.agent_devices, start.config.shares_base)
     if start.config.distributed.strategy == "fsdp":
-        sharding.check(start.config.section.fits_reward_model)
+        sharding.check()
     deterministic()
     allocator.keep_freed()
     restored = None if start.checkpoint is None else checkpoint.read(start.checkpoint)

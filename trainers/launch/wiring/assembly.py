@@ -88,14 +88,14 @@ def assemble(
     reading = (work, config.dataset, sampler.encode, sampler.max_length)
     train = fitting(train, *reading, sampled)
     held_out = fitting(held_out, *reading, measured) if held_out else []
-    reward, measuring = build_rewards(work, split=config.distributed.strategy == "fsdp")
+    reward, measuring = build_rewards(work)
     fallbacks = Fallbacks() if config.external.mode == "expert_edits" else None
     length = sampler.max_length
     server, corrected = vllm.build(
         config, work.roles, team, run_dir, length, sampled, lambda: signals.received is not None
     )
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
-    ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks, team.processes)
+    ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
     playing = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
@@ -266,19 +266,11 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
     return generator, LatentSampler(policy, generator)
 
 
-def build_rewards(work: Work, *, split: bool = False) -> tuple[Reward, Reward]:
+def build_rewards(work: Work) -> tuple[Reward, Reward]:
     """Build training's reward and evaluation's; they share their workers, and closing one closes
-    both.
-
-    ``split``: each process scores a share of what all of them have.
-    """
+    both."""
     reward = work.build_reward()
-    evaluated = reward.for_evaluation()
-    if split:
-        from comlrl.rollout.lockstep import SplitReward
-
-        return SplitReward(reward), SplitReward(evaluated)
-    return reward, evaluated
+    return reward, reward.for_evaluation()
 
 
 def build_player(
@@ -304,10 +296,6 @@ def build_player(
             own_rewards=config.reward.by_agent == "own",
         )
     external, transition = config.external, work.mode.build(work.prompts, fallbacks)
-    if config.distributed.strategy == "fsdp":
-        from comlrl.rollout.lockstep import FromMain
-
-        transition = FromMain(transition)
     return Rollout(
         sampler,
         reward,

@@ -115,7 +115,7 @@ class LifeCycle:
         loop = self.loop
         if loop is None:
             return
-        path = loop.leave() if _is_main() or loop.processes.lock_step else None
+        path = loop.leave() if _is_main() else None
         _say_interrupted(
             f"saved {path}; continue with --resume" if path else "nothing new to save yet"
         )

@@ -42,6 +42,18 @@ def refuse(config: Config) -> None:
     """Raise UserError for what a server, which holds one model and adapters on it, cannot
     sample for."""
     generation, section = config.generation, config.online
+    if config.distributed.strategy == "fsdp":
+        if generation.backend != "vllm":
+            raise UserError(
+                f"distributed.strategy: fsdp with generation.backend={generation.backend}, which "
+                "would gather every layer for every token; give generation.backend=vllm, or "
+                "distributed.strategy=replicate"
+            )
+        if config.section.fits_reward_model:
+            raise UserError(
+                f"distributed.strategy: fsdp with {config.algorithm}, whose reward model is "
+                "trained whole; give replicate"
+            )
     if generation.backend != "vllm":
         if generation.overlap:
             raise UserError(
@@ -228,14 +240,10 @@ def build(
     was asked to end, which then does not wait long for a server."""
     if config.generation.backend == "builtin":
         return None, None
-    from comlrl.processes import distributed
     from comlrl.rollout.vllm.sampler import VLLMSampler
-    from comlrl.rollout.vllm.servers import Servers
     from comlrl.update.importance import ImportanceWeightedSampler
 
     servers_N = servers(config, roles, ending)
-    if team.processes.lock_step and not distributed.is_main():  # the first process asks for all
-        servers_N = (Servers((), config.generation.vllm_patience),) * len(servers_N)
     engine = VLLMSampler(team, servers_N, run_dir / "vllm", max_length, sampled)
     if not config.section.trained_online:
         return engine, None
@@ -249,27 +257,19 @@ def overlapped(
     corrected: ImportanceWeightedSampler | None,
     work: Work,
     fallbacks: Fallbacks | None,
-    processes: Processes,
 ) -> OverlappedRollout | None:
     """Wrap the rollout so that it may grow its next trees while models are updated; None: not
     configured."""
     if not config.generation.overlap:
         return None
     from comlrl.rollout.grow import Rollout
-    from comlrl.rollout.lockstep import FromMain, SplitReward
     from comlrl.rollout.overlap import OverlappedRollout
 
     assert isinstance(rollout, Rollout), "check_program refuses others"
     assert server is not None and corrected is not None
-    reward, transition = rollout.reward, rollout.transition
-    if isinstance(reward, SplitReward):
-        reward = reward.reward
-    if isinstance(transition, FromMain):
-        transition = transition.transition
+    reward = rollout.reward
     if fallbacks is None:
-        return OverlappedRollout(
-            rollout, server, reward, transition, corrected.weigh, processes=processes
-        )
+        return OverlappedRollout(rollout, server, reward, rollout.transition, corrected.weigh)
     ahead = type(fallbacks)()  # those of the step that is grown ahead, until it is logged
     transition = work.mode.build(work.prompts, ahead)
 
@@ -277,9 +277,7 @@ def overlapped(
         fallbacks.count += ahead.count if used else 0
         ahead.count = 0
 
-    return OverlappedRollout(
-        rollout, server, reward, transition, corrected.weigh, taken, processes=processes
-    )
+    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh, taken)
 
 
 def prefetch(

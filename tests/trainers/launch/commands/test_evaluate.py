@@ -544,12 +544,11 @@ def test_estimates_weigh_need_by_solved_chains():
     assert intervals[name] == intervals[f"turn_1/{name}"] == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_an_evaluation_measures_need_and_training_does_not(split):
+def test_an_evaluation_measures_need_and_training_does_not():
     plan = script.make_plan(script.parse_arguments(["--config", QUICK, *FEW, "sandbox.workers=1"]))
     task = code_task("t", "def f(x): ...", "def check(c):\n    assert c(3) == 9\n", "f")
     helper, main = "def aux(x):\n    return x * x\n", "def f(x):\n    return aux(x)\n"
-    training, evaluation = build_rewards(plan.work, split=split)
+    training, evaluation = build_rewards(plan.work)
     try:
         for reward, needed in ((training, None), (evaluation, ("aux",)), (training, None)):
             (score,) = reward.score([JointAction(task, (helper, main))])

@@ -43,9 +43,7 @@ class Overlapped:
         rollout, self.team = self.trainer.rollout, self.trainer.team
         weigh = ImportanceWeightedSampler(self.team, rollout.sampler, 1e9).weigh
         processes = self.team.processes
-        self.ahead = OverlappedRollout(
-            rollout, self, rollout.reward, rollout.transition, weigh, processes=processes
-        )
+        self.ahead = OverlappedRollout(rollout, self, rollout.reward, rollout.transition, weigh)
         self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
         self._prefetch = vllm.prefetch(self.ahead, processes)
 
@@ -220,9 +218,7 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
 
 def test_nothing_is_asked_ahead_unless_wanted():
     assert (
-        vllm.overlapped(config(), None, None, None, None, None, None)
-        is vllm.prefetch(None, None)
-        is None
+        vllm.overlapped(config(), None, None, None, None, None) is vllm.prefetch(None, None) is None
     )
 
 
