@@ -219,6 +219,9 @@ def move(agents: Team, index: int) -> None:
 
 def kinds(server: FakeVLLM) -> list[str]:
     """Loads and unloads, with the agent whose adapter it was; what is loaded together by agent."""
-    events = [f"{what} {name.split('-')[0]}" for what, name in server.events]
-    parts = itertools.groupby(events, lambda event: event.startswith("load"))
-    return [event for loads, part in parts for event in (sorted(part) if loads else part)]
+    events, start = [f"{what} {name.split('-')[0]}" for what, name in server.events], 0
+    for at, event in enumerate([*events, ""]):
+        if not event.startswith("load") or event in events[start:at]:
+            events[start:at] = sorted(events[start:at])
+            start = at + (not event.startswith("load"))
+    return events
