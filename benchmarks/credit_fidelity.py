@@ -124,7 +124,7 @@ class TableSampler:
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
         return [str(digit) for digit in token_ids]
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return True
 
     def sample(

@@ -13,6 +13,7 @@ PREFERENCES_SUMMARY = "preferences_summary.json"
 ENVIRONMENT = "environment.json"
 DOMAIN = "domain.json"
 REPORT = "report.html"
+API = "api"  # answers of services that play agents
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"  # of a checkpoint
 FINAL_MODEL = "final_model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from keyword import iskeyword
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCardData
 
@@ -70,7 +71,8 @@ def card(run: Run, place: Path, method: str = "") -> str:
     folders = sorted(folder.name for folder in place.glob("agent_*"))
     section = run.config.get(run.algorithm, {})
     agents = [
-        [f"`{f}`", role] for f, role in zip(folders, _roles(run, place, folders), strict=True)
+        [f"`{f}`", f"{role}{_played(run, f)}"]
+        for f, role in zip(folders, _roles(run, place, folders), strict=True)
     ]
     if _shared(place):
         agents.append(["`heterogeneous`", "what tells the agents apart"])
@@ -82,7 +84,9 @@ def card(run: Run, place: Path, method: str = "") -> str:
         ["seed", run.config.get("seed")],
     ]
     lora = run.config.get("lora", {})
-    trained = f"LoRA of rank {lora.get('r')}" if lora.get("enabled") else "all weights"
+    ranks = [(entry.get("lora") or {}).get("r") or lora.get("r") for entry in _entries(run)]
+    shown = " and ".join(str(rank) for rank in dict.fromkeys(ranks or [lora.get("r")]))
+    trained = f"LoRA of rank {shown}" if lora.get("enabled") else "all weights"
     dataset = run.config["dataset"]
     return "\n".join(
         [
@@ -193,8 +197,25 @@ def _bases(run: Run) -> list[str]:
     agents, name = run.config.get("agents") or [], run.config["agent_model"]["name"]
     if isinstance(agents, list):
         return agents
-    bases = [agent.get("model") or name for agent in agents.values()]
+    named = [agent.get("model") or name for agent in agents.values()]
+    local = [base for base, agent in zip(named, _entries(run), strict=True) if not agent.get("api")]
+    bases = [
+        local[0] if agent.get("api") else base
+        for base, agent in zip(named, _entries(run), strict=True)
+    ]
     return bases if len(set(bases)) > 1 else []
+
+
+def _entries(run: Run) -> list[dict[str, Any]]:
+    """Return what is particular to each agent; empty where nothing is."""
+    agents = run.config.get("agents") or {}
+    return [entry or {} for entry in agents.values()] if isinstance(agents, dict) else []
+
+
+def _played(run: Run, folder: str) -> str:
+    """Return the words for an agent that a service played, whose weights are not here."""
+    by_service = [f"agent_{i}" for i, entry in enumerate(_entries(run)) if entry.get("api")]
+    return " (a service played it; these weights are untrained)" if folder in by_service else ""
 
 
 def _shared(place: Path) -> bool:

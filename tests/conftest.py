@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SUITES = {  # parts of paths below tests/
     "runs": (
         "commands/", "gpu/", "programs/test_command.py", "programs/test_frameworks.py",
-        "test_any_domain.py", "test_distributed", "test_faults.py", "test_measured.py",
+        "test_any_domain.py", "test_api_", "test_distributed", "test_faults.py", "test_measured.py",
         "test_multi_turn.py", "test_odd_machines.py",
         "test_own_reward_runs.py", "test_program_runs.py", "test_program_vllm_runs.py",
         "test_resume.py", "test_reward_workers.py", "test_run_lock.py", "test_train_magrpo.py",

@@ -86,6 +86,9 @@ def reference() -> str:
     parts = [HEAD, "## Top of the file\n", table(list(keys_of(sections.Root).values()))]
     parts += ["## `agents.ROLE`\n", _description(sections.AgentConfig)]
     parts += [table(list(keys_of(sections.AgentConfig).values()))]
+    for name, of_agent in (("lora", sections.AgentLora), ("api", sections.ApiConfig)):
+        parts += [f"## `agents.ROLE.{name}`\n", _description(of_agent)]
+        parts += [table(list(keys_of(of_agent).values()))]
     for name, cls in sections.SECTIONS.items():
         parts += [f"## `{name}`\n", _description(cls), table(list(keys_of(cls).values()))]
     parts += [

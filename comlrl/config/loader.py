@@ -21,7 +21,15 @@ from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
 from comlrl.config.hints import WITHOUT_EFFECT, hint
 from comlrl.config.keys import Key, fits, keys_of
 from comlrl.config.resolved import Config
-from comlrl.config.sections import OPTIONAL_SECTIONS, SECTIONS, AgentConfig, RoleSampling, Root
+from comlrl.config.sections import (
+    OPTIONAL_SECTIONS,
+    SECTIONS,
+    AgentConfig,
+    AgentLora,
+    ApiConfig,
+    RoleSampling,
+    Root,
+)
 from comlrl.config.yaml_values import (
     Setting,
     check_text,
@@ -54,6 +62,9 @@ VALUE_ALIASES: dict[str, dict[Any, str]] = {
     "rl_algorithm": {"mareinforce": "reinforce", "marloo": "rloo"},
     "dpo_reference": {True: "start", False: "none", None: "none"},
 }
+
+
+OF_AGENT = {"sampling": RoleSampling, "lora": AgentLora, "api": ApiConfig}  # keys of an agent
 
 
 @functools.cache
@@ -208,7 +219,8 @@ class Loader:
     def _absolute(self, key: str, value: Any, setting: Setting) -> Any:
         head, _, tail = key.partition(".")
         generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
-        if head == "agents" and (tail.endswith(".model") or isinstance(value, dict)):
+        own_model = tail.endswith(".model") and not tail.endswith(".api.model")
+        if head == "agents" and (own_model or isinstance(value, dict)):
             generic = head
         if generic not in paths.KEYS:
             return value
@@ -344,9 +356,19 @@ def _agents(value: Any) -> tuple[str, ...] | dict[str, AgentConfig] | None:
         for role, values in (value or {}).items()
     }
     for role, agent in agents.items():
-        if agent.sampling is not None:
-            sampling = _checked(f"agents.{role}.sampling", agent.sampling, RoleSampling)
-            agents[role] = dataclasses.replace(agent, sampling=sampling)
+        settings = {
+            name: _checked(f"agents.{role}.{name}", getattr(agent, name), cls)
+            for name, cls in OF_AGENT.items()
+            if getattr(agent, name) is not None
+        }
+        if "api" in settings:
+            if agent.train and "train" in (value or {})[role]:
+                raise UserError(
+                    f"agents.{role}.train: true with agents.{role}.api, whose weights are not "
+                    "here; leave train out"
+                )
+            settings["train"] = False
+        agents[role] = dataclasses.replace(agent, **settings)
     return agents or None
 
 

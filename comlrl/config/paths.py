@@ -25,7 +25,9 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
         return [absolute(item, folders) for item in value]
     if isinstance(value, dict):  # of ``agents``
         return {
-            key: absolute(item, folders) if key == "model" or isinstance(item, dict) else item
+            key: absolute(item, folders)
+            if key == "model" or (isinstance(item, dict) and key != "api")
+            else item
             for key, item in value.items()
         }
     if not isinstance(value, str):

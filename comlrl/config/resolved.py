@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -258,7 +258,7 @@ class Config:
     def shares_base(self) -> bool:
         """Return whether all agents are adapters on one frozen base."""
         apart = isinstance(self.agents, tuple) or len(set(self.agent_models)) > 1
-        return self.lora.enabled and not apart
+        return self.lora.enabled and not apart and all(a == self.loras[0] for a in self.loras)
 
     @property
     def team(self) -> tuple[AgentConfig, ...]:
@@ -269,7 +269,21 @@ class Config:
             agents = [AgentConfig(model=name) for name in self.agents]
         elif self.agents is not None and not self.section.one_policy:
             agents = list(self.agents.values())  # of all agents, in order: ``with_roles``
-        return tuple(replace(a, model=a.model or self.agent_model.name) for a in agents)
+        names = [a.model or self.agent_model.name for a in agents]
+        # what a service plays has the place of an agent here, whose model costs nothing more
+        local = next((n for n, a in zip(names, agents, strict=True) if a.api is None), names[0])
+        return tuple(
+            replace(a, model=local if a.api else n) for n, a in zip(names, agents, strict=True)
+        )
+
+    @property
+    def loras(self) -> tuple[LoraSection, ...]:
+        """Return how the adapter of each agent is made."""
+        changes = [{} if agent.lora is None else asdict(agent.lora) for agent in self.team]
+        return tuple(
+            replace(self.lora, **{key: value for key, value in of_agent.items() if value})
+            for of_agent in changes
+        )
 
     @property
     def agent_models(self) -> tuple[str, ...]:
@@ -421,6 +435,12 @@ class Config:
                     f"{self.algorithm}, whose agents act by one policy; leave it out, or give it "
                     "for all of them in the common sections"
                 )
+            if agent.lora is not None:
+                yield from out_of_range(f"{key}.lora", agent.lora)
+                if not self.lora.enabled:
+                    yield f"{key}.lora: with lora.enabled=false there is no adapter; leave it out"
+            if agent.api is not None:
+                yield from self._api_problems(key, agent)
             if not agent.train and agent.learning_rate is not None:
                 yield (
                     f"{key}.learning_rate: {agent.learning_rate}, and {key}.train=false: its "
@@ -455,6 +475,36 @@ class Config:
             yield (
                 f"generation.overlap: 1 with {key}, which is not played while a step updates; "
                 "give 0"
+            )
+
+    def _api_problems(self, key: str, agent: AgentConfig) -> Iterator[str]:
+        """Yield what cannot work beside an agent that a service plays."""
+        yield from out_of_range(f"{key}.api", agent.api)
+        for name in ("base_url", "model"):
+            if getattr(agent.api, name) is None:
+                yield f"{key}.api.{name}: null; give the service's"
+        for name in ("model", "lora", "template_arguments"):
+            if value := getattr(agent, name):
+                yield (
+                    f"{key}.{name}: {value!r} with {key}.api, whose model is not here; leave it out"
+                )
+        centralized = getattr(self.online, "critic", None) == "centralized"
+        if self.generation.backend == "vllm":
+            yield f"generation.backend: vllm, whose servers do not play {key}.api; give builtin"
+        if self.distributed.strategy == "fsdp":
+            yield (
+                f"distributed.strategy: fsdp with {key}.api, which every process would ask; give "
+                "replicate"
+            )
+        if centralized:
+            yield (
+                f"{self.online_name}.critic: centralized reads the tokens of every agent's prompt, "
+                f"and {key}.api has none; give independent"
+            )
+        if self.section.rounds is not None:
+            yield (
+                f"{key}.api: with {self.algorithm}, which learns from preferences between "
+                "completions of all agents; give magrpo, grpo or ppo"
             )
 
     def to_dict(self) -> dict[str, Any]:

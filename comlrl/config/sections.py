@@ -407,6 +407,34 @@ class RoleSampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentLora:
+    """The adapter of one agent; null: as in the section `lora`."""
+
+    r: int | None = key(
+        None, "its rank; where `lora.alpha` is null, alpha is twice this", at_least=1
+    )
+    target_modules: Any = key(None, '"all-linear" or a list of module names')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiConfig:
+    """A service with the chat completions of the OpenAI API, which plays an agent."""
+
+    base_url: str | None = key(None, "its address, e.g. https://api.example.com/v1")
+    model: str | None = key(None, "the name of the model there")
+    key_env: str | None = key(
+        None, "the environment variable that holds the key; null: the service needs none"
+    )
+    on_error: Literal["stop", "empty"] = key(
+        "stop",
+        "after the retries; stop: the run ends with a checkpoint; empty: the answer is empty, "
+        "and counted",
+    )
+    timeout: float = key(60.0, "seconds of a request, with its complete answer", above=0)
+    retries: int = key(3, "further requests after one that failed", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """Settings of one agent, in place of those of the common sections (null)."""
 
@@ -415,13 +443,17 @@ class AgentConfig:
         None, "of its optimizer; null: the algorithm's section", above=0
     )
     sampling: Any = key(None, "temperature, top_p, top_k, max_new_tokens and stop")
+    template_arguments: dict[str, Any] = key(
+        {}, "arguments of its chat template, beside agent_model.template_arguments"
+    )
+    lora: Any = key(
+        None, "r and target_modules (below); agents whose adapters differ each load the base"
+    )
+    api: Any = key(None, "a service that plays it (below); it is not trained")
     train: bool = key(
         True,
         "false: it acts and is not updated; checkpoints do not hold it, and `init_from` may give "
         "it an earlier run's weights",
-    )
-    template_arguments: dict[str, Any] = key(
-        {}, "arguments of its chat template, beside agent_model.template_arguments"
     )
 
 

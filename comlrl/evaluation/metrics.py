@@ -213,12 +213,14 @@ def _agent_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, flo
         for turn, weight in weighted
         for completion in turn.completions_G
     ]
-    return {
-        "completion_length_mean": weighted_mean(
-            (len(c.token_ids), share) for c, share in completions
-        ),
-        "truncation_share": weighted_mean((not c.finished, share) for c, share in completions),
+    metrics = {
+        "truncation_share": weighted_mean((not c.finished, share) for c, share in completions)
     }
+    if any(c.token_ids for c, _ in completions):  # a service's have none that are known
+        metrics["completion_length_mean"] = weighted_mean(
+            (len(c.token_ids), share) for c, share in completions
+        )
+    return metrics
 
 
 def _sibling_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, float]:

@@ -10,12 +10,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from comlrl.run_files import CHECKPOINTS, FINAL_MODEL, METRICS, PREFERENCES, SUMMARY
+from comlrl.run_files import API, CHECKPOINTS, FINAL_MODEL, METRICS, PREFERENCES, SUMMARY
 
 # What is worth keeping of a run without a logged training step.
 RESULTS = (
     SUMMARY, f"{CHECKPOINTS}/step_*", FINAL_MODEL, PREFERENCES, "reward_model",
-    "non_finite_batch.safetensors",
+    "non_finite_batch.safetensors", f"{API}/*/*.jsonl",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -182,6 +183,33 @@ class Reference:
         if self.agent.start is not None:
             return dict(self.agent.start.model.named_parameters())
         return self.agent.named(self.agent.start_adapter)
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """What a checkpoint holds of an agent that another run has trained: the digest of its
+    weights."""
+
+    agent: Agent
+
+    @cached_property
+    def sha256(self) -> torch.Tensor:
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.agent.state_tensors().items()):
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {"sha256": self.sha256}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raise UserError where the agent has other weights."""
+        if not torch.equal(self.sha256, tensors["sha256"]):
+            raise UserError(
+                f"init_from: {self.agent.adapter}, which is not trained, has other weights there "
+                "than when this run began; restore them, or begin a new run"
+            )
 
 
 def _copy(

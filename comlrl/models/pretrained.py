@@ -55,7 +55,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     return load_team(
         config.agent_model,
-        config.lora,
+        config.loras[:count],
         config.model_names[:count],
         shares_base=config.shares_base,
         devices=(config.agent_devices or (device or default_device(),) * count)[:count],
@@ -67,7 +67,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
 
 def load_team(
     section: AgentModelConfig,
-    lora: LoraSection,
+    loras: Sequence[LoraSection],
     models: Sequence[str],
     *,
     shares_base: bool,
@@ -80,6 +80,7 @@ def load_team(
     """Load an agent for each of ``models``: adapters of the first one, or each a separate model.
 
     Args:
+        loras: of each agent; where they share a base, all are the same.
         shares_base: whether the agents are adapters of one model.
         reference: as for ``build_team``.
         begun_elsewhere: whether the adapters will be given other weights to start from.
@@ -91,7 +92,7 @@ def load_team(
     untrained = [i for i, agent in enumerate(settings) if not agent.train]
     indices_M = [range(len(models))] if shares_base else [[i] for i in range(len(models))]
     for indices in indices_M:
-        name, device = models[indices[0]], devices[indices[0]]
+        name, device, lora = models[indices[0]], devices[indices[0]], loras[indices[0]]
         model, tokenizer = load_model(section, name, device, key)
         peft, router, start = None, None, None
         copies: list[str | None] = [None] * len(indices)
@@ -136,7 +137,7 @@ def load_team(
     return Team(
         agents,
         shared_base=shares_base,
-        full=not lora.enabled,
+        full=not loras[0].enabled,
         begun_elsewhere=begun_elsewhere,
     )
 

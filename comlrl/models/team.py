@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from comlrl.models.agent import REFERENCE, Agent, Reference, lora_layers, through
+from comlrl.models.agent import REFERENCE, Agent, Reference, Untrained, lora_layers, through
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed
 from comlrl.processes.distributed import Processes
@@ -150,17 +150,23 @@ class Team:
                 )
             agent.tokenizer.save_pretrained(target)
 
-    def parts(self) -> dict[str, Agent | Reference]:
-        """Return a checkpoint's parts of the team: the trained agents by name, and separate
-        references."""
-        starts = {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
-        return {agent.adapter: agent for agent in self.agents if agent.trained} | starts
+    def parts(self) -> dict[str, Agent | Reference | Untrained]:
+        """Return a checkpoint's parts of the team: the trained agents by name, separate references,
+        and the digests of agents that ``init_from`` gave and that are not trained."""
+        parts: dict[str, Agent | Reference | Untrained] = {}
+        for agent in self.agents:
+            if agent.trained:
+                parts[agent.adapter] = agent
+            elif self.begun_elsewhere:
+                parts[f"untrained_{agent.index}"] = Untrained(agent)
+        return parts | {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
         """Take the weights of ``parts``, and those of agents that are not trained where there are
         any. Raises UserError where they do not fit."""
         for name, part in self.parts().items():
-            part.load_tensors(tensors[name])
+            if not isinstance(part, Untrained):
+                part.load_tensors(tensors[name])
         for agent in self.agents:
             if not agent.trained and agent.adapter in tensors:
                 agent.load_tensors(tensors[agent.adapter])

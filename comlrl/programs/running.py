@@ -186,7 +186,7 @@ class RunningEpisode:
         await self._open()
         name, number = self.program.names_N[agent], self.asked_N[agent]
         ids, sampling = self.context.encode(agent, prompt), self.settings.sampling.for_agent(agent)
-        if not self.settings.sampler.fits(ids, sampling):
+        if not self.settings.sampler.fits(agent, ids, sampling):
             await asyncio.sleep(0)  # for a program that catches this and asks again
             raise EpisodeError(
                 f"the prompt of call {number + 1} of `{name}` has {len(ids)} tokens, which leaves "

@@ -9,21 +9,24 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from comlrl import files
+from comlrl.config.sections import ApiConfig
 from comlrl.errors import ServerError, UserError
 from comlrl.quoting import one_line
 from comlrl.rollout import background
 from comlrl.rollout.api_client import Answer, ApiClient, ApiFailure
-from comlrl.types import Completion, Message, Request, Sampling
+from comlrl.types import Completion, Message, Request, Sampler, Sampling
 
 IN_FLIGHT = 16  # requests
 MAX_CACHED = 100_000  # answers
 MAX_PROMPT = 4_000_000  # bytes
+COUNTED = ("calls", "cached", "failed", "prompt_tokens", "completion_tokens")
 
 
 class ApiError(ServerError):
@@ -31,90 +34,64 @@ class ApiError(ServerError):
 
 
 class ApiMember:
-    """A Sampler and AsyncSampler of one agent.
+    """Asks the service for the completions of one agent.
 
     A service reads messages, not tokens: the ids of a prompt are the bytes of its messages as JSON,
     and a completion has no ids. Its tokens are in ``metrics``, as the service counts them.
     """
 
     def __init__(
-        self,
-        role: str,
-        *,
-        base_url: str,
-        model: str,
-        key_env: str | None = None,
-        cache: Path | None = None,
-        on_error: Literal["stop", "empty"] = "stop",
-        timeout: float = 60.0,
-        retries: int = 3,
-        backoff: float = 1.0,
+        self, role: str, settings: ApiConfig, *, cache: Path | None = None, backoff: float = 1.0
     ) -> None:
         """Initialize the member.
 
-        ``key_env``: the environment variable that holds the key; None: the service needs none.
-        ``cache``: a file of answers, which a resumed run reads; one process writes it.
-        ``on_error``: the effect of a failure after the retries, the end of the run or an empty
-        completion. Raises UserError for a missing key and a malformed address.
+        ``cache``: a file of answers, which a resumed run reads, as it reads those of other
+        processes beside it; one process writes it. Raises UserError for a missing key and a
+        malformed address.
         """
         self.setting = f"agents.{role}.api"
-        self.model, self.on_error = model, on_error
-        key = os.environ.get(key_env) if key_env else None
-        if key_env and not key:
-            raise UserError(f"{self.setting}.key_env: {key_env} is not set in the environment")
-        if not base_url.startswith(("http://", "https://")):
+        self.model, self.on_error = settings.model, settings.on_error
+        self.base_url = str(settings.base_url)
+        host = _host(self.setting, self.base_url)
+        key = os.environ.get(settings.key_env) if settings.key_env else None
+        if settings.key_env and not key:
             raise UserError(
-                f"{self.setting}.base_url: '{one_line(base_url)}'; give it with http:// before it"
+                f"{self.setting}.key_env: {settings.key_env} is not set in the environment; "
+                "export it"
             )
         try:
             self.client = ApiClient(
-                base_url, key, timeout=timeout, retries=retries, backoff=backoff
+                self.base_url,
+                key,
+                timeout=settings.timeout,
+                retries=settings.retries,
+                backoff=backoff,
             )
         except ValueError as error:
             raise UserError(f"{self.setting}.base_url: {one_line(str(error))}") from error
-        self.base_url = base_url
-        newest = urlsplit(base_url).hostname == "api.openai.com"  # whose models refuse max_tokens
+        newest = host == "api.openai.com"  # whose models refuse max_tokens
         self._limit = "max_completion_tokens" if newest else "max_tokens"
         self._cache = AnswerCache(cache)
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._counts: Counter[str] = Counter()  # since ``metrics``
 
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+    def encode(self, prompt: Sequence[Message]) -> tuple[int, ...]:
         """Return a prompt's messages as bytes."""
         return tuple(json.dumps([(m.role, m.content) for m in prompt]).encode())
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        """Return whether the service is asked at all; how much it reads is for it to say."""
-        return len(prompt_ids) <= MAX_PROMPT
-
-    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
-        """Return nothing: completions have no tokens."""
-        return []
-
-    def sample(
-        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
-    ) -> list[list[tuple[Completion, ...]]]:
-        """Return each request's completions, one for each key. Raises ApiError."""
-        jobs = [
-            self._sample(request, sampling.for_agent(agent))
-            for agent, requests in enumerate(requests_N)
-            for request in requests
-        ]
-        groups = iter(background.run(jobs))
-        return [[next(groups) for _ in requests] for requests in requests_N]
-
-    async def sample_one(
-        self, agent: int, request: Request, sampling: Sampling
-    ) -> tuple[Completion, ...]:
-        """Return one request's completions, in any event loop. Raises ApiError."""
-        job = self._sample(request, sampling.for_agent(agent))
-        return await asyncio.wrap_future(background.submit(job))
+    def begin(
+        self, requests: Sequence[Request], sampling: Sampling
+    ) -> Future[list[tuple[Completion, ...]]]:
+        """Start to ask for each request's completions, one for each key. The future raises
+        ApiError."""
+        jobs = [self._sample(request, sampling) for request in requests]
+        return background.submit(background.gather(jobs))
 
     def metrics(self) -> dict[str, float]:
-        """Return what was asked since the last call: ``requests`` of the service, answers that were
+        """Return the counts since the last call: ``calls`` of the service, answers that were
         ``cached`` and ``failed``, and its ``prompt_tokens`` and ``completion_tokens``."""
         counts, self._counts = self._counts, Counter()
-        return dict(counts)
+        return {name: float(counts[name]) for name in COUNTED}
 
     async def _sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
         greedy = sampling.temperature == 0
@@ -145,7 +122,7 @@ class ApiMember:
         if answer is None:
             try:
                 async with self._slots:
-                    self._counts["requests"] += 1
+                    self._counts["calls"] += 1
                     answer = await self.client.complete(messages, parameters)
             except ApiFailure as error:
                 if error.setup or self.on_error == "stop":
@@ -162,18 +139,73 @@ def _completion(answer: Answer) -> Completion:
     return Completion(answer.text, (), answer.finished, math.nan)
 
 
+def _host(setting: str, base_url: str) -> str | None:
+    """Return an address's host. Raise UserError for another address than of a server, and for one
+    with a password, which the run would write down."""
+    try:
+        parts = urlsplit(base_url)
+        if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
+            return parts.hostname
+        shown = "" if "@" in base_url else f"'{one_line(base_url)}' "
+    except ValueError:
+        shown = ""
+    raise UserError(
+        f"{setting}.base_url: {shown}is not an address; give e.g. https://api.example.com/v1, "
+        "and the key as key_env"
+    )
+
+
+class MixedSampler:
+    """A Sampler of a team some of whose agents are played by services."""
+
+    def __init__(self, inner: Sampler, members: Mapping[int, ApiMember]) -> None:
+        """Initialize the sampler. ``inner``: samples for the agents without a service."""
+        self.inner, self.members = inner, members
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        member = self.members.get(agent)
+        return self.inner.encode(agent, prompt) if member is None else member.encode(prompt)
+
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        """Return whether a prompt fits; how much a service reads is for it to say."""
+        if agent in self.members:
+            return len(prompt_ids) <= MAX_PROMPT
+        return self.inner.fits(agent, prompt_ids, sampling)
+
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return self.inner.token_texts(agent, token_ids)  # a service's completions have no tokens
+
+    def sample(
+        self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Sample while the services answer. Raises ApiError."""
+        begun = {
+            agent: member.begin(requests_N[agent], sampling.for_agent(agent))
+            for agent, member in self.members.items()
+            if agent < len(requests_N)  # a baseline's team may be smaller
+        }
+        sampled_N = self.inner.sample(
+            [() if agent in begun else requests for agent, requests in enumerate(requests_N)],
+            sampling,
+        )
+        for agent, answers in begun.items():
+            sampled_N[agent] = answers.result()
+        return sampled_N
+
+
 class AnswerCache:
     """The newest answers by the digests of their requests, in memory and in a file of JSON lines,
     which holds at most twice as many."""
 
     def __init__(self, path: Path | None, limit: int = MAX_CACHED) -> None:
-        """Open the cache; without a ``path`` it is in memory only. Torn lines are skipped."""
+        """Open the cache, with what the files beside ``path`` hold; without one it is in memory
+        only. Torn lines are skipped."""
         self._path, self._limit = path, limit
         self._answers: dict[str, Answer] = {}
         self._lines = 0
-        if path is not None and path.exists():
-            for line in path.read_bytes().splitlines():
-                self._lines += 1
+        for file in () if path is None else sorted(path.parent.glob("*.jsonl")):
+            for line in file.read_bytes().splitlines():
+                self._lines += file == path
                 with contextlib.suppress(ValueError, TypeError, RecursionError):
                     self._put(*_read_line(line))
 

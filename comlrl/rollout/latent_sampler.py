@@ -38,8 +38,8 @@ class LatentSampler:
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return self.inner.encode(0, prompt)
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        return self.inner.fits(prompt_ids, sampling)
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return self.inner.fits(0, prompt_ids, sampling)
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
         return self.inner.token_texts(0, token_ids)

@@ -84,7 +84,7 @@ class PromptBuilder:
         def fits(prompt: Sequence[Message]) -> bool:
             nonlocal ids
             ids = self.sampler.encode(agent, self.prompts.full_prompt(prompt, *place))
-            return self.sampler.fits(ids, sampling)
+            return self.sampler.fits(agent, ids, sampling)
 
         uncut = written = tuple(clean(text) for text in texts(state.written))
         limit = max(map(len, uncut), default=0)

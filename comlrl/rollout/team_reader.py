@@ -18,7 +18,7 @@ class TeamReader:
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return tuple(self.team.actor(agent).encode(prompt))
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:

@@ -6,7 +6,7 @@ turns put an external mode's feedback after the agent's own history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from comlrl.errors import UserError, near
 from comlrl.types import Attempt, Domain, Message, Task
@@ -25,6 +25,7 @@ class Prompts:
         chats_N: whether each agent's model has a chat template; empty: none has.
         thinks_N: whether each agent's prompts end within a thought that the template opens, where
             the domain's ``prefill`` is left out; empty: no agent's do.
+        services: the agents that services play, which continue no text: they get no prefill.
 
     Raises UserError for a style that the domain does not have.
     """
@@ -35,9 +36,10 @@ class Prompts:
         templates: Mapping[str, str] | None = None,
         chats_N: Sequence[bool] = (),
         thinks_N: Sequence[bool] = (),
+        services: Collection[int] = (),
     ) -> None:
         self.templates, self.chats_N = dict(templates or {}), tuple(chats_N)
-        self.thinks_N = tuple(thinks_N)
+        self.thinks_N, self.services = tuple(thinks_N), frozenset(services)
         style = self.templates.pop(STYLE, "usual")
         styles = {"usual": domain, **domain.styles()}
         if style not in styles:
@@ -102,6 +104,8 @@ class Prompts:
 
     def prefill(self, task: Task, agent: int, num_agents: int) -> str:
         """Return the start of each of an agent's answers: it reads this last and continues it."""
+        if agent in self.services:
+            return ""
         thinks = agent < len(self.thinks_N) and self.thinks_N[agent]
         template = self.templates.get(PREFILL, "" if thinks else self.worded(agent).prefill)
         return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""

@@ -45,7 +45,7 @@ class FakeSampler:
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return tuple(plain_text(prompt).encode())
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return len(prompt_ids) + sampling.max_new_tokens <= self.max_length
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:

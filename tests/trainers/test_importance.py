@@ -71,7 +71,7 @@ def noisy(agents: Team, scale: float) -> None:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for agent in agents.agents:
-            for parameter in agent.parameters():
+            for parameter in agent.named().values():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(scale * noise)
 
@@ -95,7 +95,7 @@ class Everything:
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
         return PROMPT
 
-    def fits(self, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
         return True
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
@@ -178,7 +178,7 @@ class Optimizer:
 
 
 def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path, **given: object):
-    """Each agent's, of the trainer's first update on these trees."""
+    """Each trained agent's, of the trainer's first update on these trees."""
     keys = {"advantage": "raw"} if algorithm == "magrpo" else {
         "normalize_advantages": False, "discount": 1.0, "gamma_token": 1.0, "gae_lambda": 1.0,
         "ppo_epochs": 1,
@@ -187,7 +187,7 @@ def gradients(algorithm: str, agents: Team, trees: Sequence[Tree], folder: Path,
     rollout = SimpleNamespace(seed=1, returns_by_agent=False)
     trainer_of = MAGRPOTrainer if algorithm == "magrpo" else PPOTrainer
     trainer = trainer_of(section, agents, rollout, None, SAMPLING)
-    trainer.optimizers = [Optimizer(agent) for agent in agents.agents]
+    trainer.optimizers = [Optimizer(agents.agents[index]) for index in agents.trained]
     step = rolled(trees, section.discount)
     trainer.learn(step, trainer.credit(step))
     tokens = sum(len(first) for first, _ in PAIRS)  # PPO's mean is over tokens, of each agent alike
@@ -214,6 +214,21 @@ def test_the_expected_gradient_is_the_trained_policy_s(algorithm, cap, drawn, fo
     for own, right, wrong in zip(found, wanted, plain, strict=True):
         assert (own - right).norm() < close * right.norm()
         assert (wrong - right).norm() > 0.01 * right.norm()
+
+
+@pytest.mark.parametrize("algorithm", ["magrpo", "ppo"])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_the_expected_gradient_beside_a_frozen_agent_is_exact(algorithm, frozen, folder):
+    """The trained agent follows −∇ of its expected reward beside the partner as it stands, over
+    all 169 pairs; the partner has no gradient."""
+    close = {"magrpo": 1e-9, "ppo": 1e-6}[algorithm]
+    agents = built(folder, agents={("aux", "main")[frozen]: {"train": False}})
+    noisy(agents, 0.4)
+    drawn_N = chances(agents)
+    (found,) = gradients(algorithm, agents, grown(Everything(drawn_N), agents, drawn_N), folder)
+    wanted = expected(agents, drawn_N, 1 - frozen, 1e9)
+    assert wanted.norm() > 0 and (found - wanted).norm() < close * wanted.norm()
+    assert all(p.grad is None for p in agents.agents[frozen].named().values())
 
 
 def token_terms(agents: Team, index: int, ids: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

@@ -128,6 +128,60 @@ def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
     assert rewards[0] == rewards[1]
 
 
+def test_a_run_whose_partner_has_changed_or_gone_is_not_resumed(tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    from comlrl.train_magrpo import build as build_magrpo
+    from comlrl.trainers.launch.commands.train import main
+
+    def run(name: str, *more: str, **section) -> int:
+        return main("magrpo", build_magrpo, [*small("magrpo", tmp_path / name, **section), *more])
+
+    start = tmp_path / "aux"
+    second = ("agents.aux.train=false", f"init_from={start}")
+    assert run("aux", "agents.main.train=false", max_steps=1) == 0
+    assert run("main", *second, max_steps=1) == 0
+    file = start / "final_model/agent_0/adapter_model.safetensors"
+    tensors = load_file(str(file))
+    first = next(iter(tensors))
+    save_file(tensors | {first: tensors[first] + 1e-3}, str(file))
+    capsys.readouterr()
+    assert run("main", *second, "--resume", max_steps=2) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: init_from")
+    start.rename(tmp_path / "away")
+    assert run("main", *second, "--resume", max_steps=2) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: init_from")
+    save_file(tensors, str(tmp_path / "away" / file.relative_to(start)))
+    (tmp_path / "away").rename(start)
+    assert run("main", *second, "--resume", max_steps=2) == 0
+
+
+def test_adapters_of_other_ranks_and_layers(tmp_path):
+    """Each agent's adapter is its own; weights are saved, evaluated and started from."""
+    from safetensors.torch import load_file
+
+    from comlrl.train_magrpo import build as build_magrpo
+    from comlrl.trainers.launch.commands.evaluate import main as evaluate
+    from comlrl.trainers.launch.commands.train import main
+
+    def run(name: str, *more: str) -> int:
+        lora = "agents.main.lora={r: 2, target_modules: [q_proj, v_proj]}"
+        return main("magrpo", build_magrpo, [*small("magrpo", tmp_path / name), lora, *more])
+
+    assert run("run") == 0
+    files = [tmp_path / f"run/final_model/agent_{i}/adapter_model.safetensors" for i in (0, 1)]
+    aux, main_agent = (load_file(str(file)) for file in files)
+    assert {min(w.shape) for w in aux.values()} == {4}
+    assert {min(w.shape) for w in main_agent.values()} == {2}
+    assert {name.split(".")[-3] for name in main_agent} == {"q_proj", "v_proj"}
+    assert {name.split(".")[-3] for name in aux} > {"q_proj", "v_proj"}
+    out = tmp_path / "evaluation.json"
+    assert evaluate(["--checkpoint", str(tmp_path / "run"), "--out", str(out)]) == 0
+    assert run("second", f"init_from={tmp_path / 'run'}") == 0
+    assert run("third", f"init_from={tmp_path / 'run'}", "agents.main.lora.r=3") == 2
+    assert run("fourth", "lora.enabled=false") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf", "program"])
 def test_the_frozen_agent_of_a_run_keeps_its_weights(tmp_path, algorithm):

@@ -145,7 +145,7 @@ class Bytes:
     def encode(self, agent: int, prompt: Any) -> tuple[int, ...]:
         return tuple(self.team.actor(agent).encode(prompt))[-60:]
 
-    def fits(self, prompt_ids: Any, sampling: Any) -> bool:
+    def fits(self, agent: int, prompt_ids: Any, sampling: Any) -> bool:
         return True
 
     def token_texts(self, agent: int, token_ids: Any) -> list[str]:

@@ -462,8 +462,8 @@ def test_prompts_are_encoded_as_the_model_reads_them():
     generator = Generator(agents, max_length=40)
     messages = (Message("user", "abc"), Message("assistant", "d"), Message("user", "e"))
     assert generator.encode(0, messages) == prompt("abc\n\nd\n\ne\n")
-    assert generator.fits((1,) * 28, Sampling(1.0, 12))
-    assert not generator.fits((1,) * 29, Sampling(1.0, 12))
+    assert generator.fits(0, (1,) * 28, Sampling(1.0, 12))
+    assert not generator.fits(0, (1,) * 29, Sampling(1.0, 12))
     assert Completion("", (), False).text == ""
 
 

@@ -14,7 +14,7 @@ from comlrl.config.resolved import CommonConfig, Config
 from comlrl.config.sections import AgentModelConfig, DatasetConfig, OutputConfig
 from comlrl.errors import UserError
 from comlrl.tasks.json_rows import KINDS
-from comlrl.trainers.launch.wiring import hub
+from comlrl.trainers.launch.wiring import api, hub
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.trainers.launch.wiring.task_splits import fitting, load_both_splits
@@ -56,7 +56,12 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     if work.program is not None:
         unchecked.append(f"{work.program.target}; its calls are known once it is played")
     elif tasks and agents:
-        read = work.read_by([agent.encoder for agent in agents])
+        read = work.read_by(
+            [
+                agent.encoder if settings.api is None else None
+                for agent, settings in zip(agents, config.team, strict=True)
+            ]
+        )
         length = config.context_length(min(agent.positions for agent in agents))
         fitting(
             tasks,
@@ -67,6 +72,8 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
             sampling(config, work.roles),
         )
     _check_inputs(config.section)
+    for service in api.members(config).values():
+        unchecked.append(f"{service.setting}.base_url: '{service.base_url}'; not asked")
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")
     generation = config.generation

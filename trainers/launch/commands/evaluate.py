@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from comlrl import files
 from comlrl.errors import UserError, notice, report
 from comlrl.files import tolerant_terminal
+from comlrl.rollout.api_member import ApiMember
 from comlrl.trainers.launch.commands.command_line import print_written
 from comlrl.trainers.launch.commands.evaluation_plan import Plan, make_plan, parse_arguments, place
-from comlrl.trainers.launch.wiring import hub, init_from, replacements, weights
+from comlrl.trainers.launch.wiring import api, hub, init_from, replacements, weights
 from comlrl.trainers.launch.wiring.assembly import (
     build_player,
     build_rewards,
     build_sampler,
+    encoders,
 )
 from comlrl.trainers.launch.wiring.machine import deterministic
 from comlrl.trainers.launch.wiring.sampling_settings import evaluated
@@ -65,6 +67,7 @@ class Stage:
     generator: Generator
     sampling: Sampling
     rollout: Rollout | ProgramRollout
+    services: Mapping[int, ApiMember]  # that play agents
     seconds: float = 0.0  # of ``watched``
 
 
@@ -212,6 +215,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     load = LoadWatch()
     deterministic()
     config, section = plan.config, plan.config.section
+    services = api.members(config)
     if config.generation.backend != "builtin":
         notice("generation.backend: evaluations take the builtin generator")
     data = config.dataset.name
@@ -220,16 +224,24 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     tasks = load_tasks(config.dataset, config.dataset.eval_split, plan.work.domain)
     load.set_threads()
     team = build_team(config)
-    generator, sampler = build_sampler(config, team)
+    generator, inner = build_sampler(config, team)
+    sampler = api.mixed(inner, services)
     sampled = evaluated(config, plan.work.roles, plan.greedy)
     evaluated_work = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
-    work = evaluated_work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
+    work = evaluated_work.read_by(encoders(config, team))
     tasks = tasks[: section.eval_num_samples]
-    tasks = fitting(tasks, work, config.dataset, sampler.encode, sampler.max_length, sampled)
+    tasks = fitting(tasks, work, config.dataset, sampler.encode, inner.max_length, sampled)
     chosen_sampler: Any = CachingSampler(sampler, len(team)) if caching else sampler
     reward, measuring = build_rewards(work)
     rollout = build_player(config, work, chosen_sampler, reward if caching else measuring)
-    return Stage(tasks=tasks, team=team, generator=generator, sampling=sampled, rollout=rollout)
+    return Stage(
+        tasks=tasks,
+        team=team,
+        generator=generator,
+        sampling=sampled,
+        rollout=rollout,
+        services=services,
+    )
 
 
 @contextlib.contextmanager
@@ -310,7 +322,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
 def budget(stage: Stage, trees: Sequence[RolloutResult]) -> dict[str, float]:
     """Return the cost: generated tokens and wall seconds, sampling and scoring together."""
     generator, seconds = stage.generator, stage.seconds
-    return {
+    return api.metrics(stage.services) | {
         "tokens_generated": generator.tokens,
         "generation_calls": generator.calls,
         "scored_joint_actions": sum(tree.scored for tree in trees),

@@ -217,9 +217,10 @@ def _check_alike(
             raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
         compared = (*weights.WORK, *LIKE_MODELS, f"{algorithm}.num_agents")
         held = {s.key: s.value for s in settings if s.key in compared}
-        if isinstance(held.get("agents"), dict):  # of the weights, only the models
-            models = [agent["model"] for agent in held["agents"].values()]
-            held["agents"] = models if any(models) else None
+        if isinstance(held.get("agents"), dict):  # of the weights, only what they fit
+            names = ("model", "lora", "api")
+            entries = [[agent.get(name) for name in names] for agent in held["agents"].values()]
+            held["agents"] = entries if any(map(any, entries)) else None
         if team.run_dir is not None:
             held |= {name: digest[:8] for name, digest in stored_digests(team.run_dir).items()}
             if not any(key.endswith("turn_order") for key in overridden):

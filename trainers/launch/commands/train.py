@@ -28,7 +28,7 @@ from comlrl.quoting import one_line, printable
 from comlrl.run_files import FINAL_MODEL, REPORT
 from comlrl.trainers.launch.checks.shipped import LAUNCH
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from comlrl.trainers.launch.wiring import allocator, hub, init_from, own_algorithm, vllm
+from comlrl.trainers.launch.wiring import allocator, api, hub, init_from, own_algorithm, vllm
 from comlrl.trainers.launch.wiring.assembly import Run, assemble, heterogeneous_policy
 from comlrl.trainers.launch.wiring.life_cycle import LifeCycle, life_cycle
 from comlrl.trainers.launch.wiring.machine import check_devices, deterministic
@@ -88,13 +88,17 @@ def check(config: Config, resume: bool) -> list[str]:
     """Return notices. Raise UserError for what this machine or the run's folder does not have."""
     if config.trackio is not None and importlib.util.find_spec("trackio") is None:
         raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")
+    api.members(config)
     check_free(config.output, resume)
     hub.check_data(config.dataset.name, config.beside)
     models = config.named_models
     init_from.check_models(models, config.beside)
-    init_from.check_target_modules(config.lora, [name for _, name in models])
+    for lora, name in zip(config.loras, config.agent_models, strict=True):
+        init_from.check_target_modules(lora, [name])
+    init_from.check_target_modules(config.lora, list(config.other_models.values()))
     notices = [config.no_weights] if config.no_weights else []
-    if config.init_from is not None and not resume:
+    fixed = any(not agent.train for agent in config.team)  # whose weights no checkpoint holds
+    if config.init_from is not None and (fixed or not resume):
         notices = init_from.check(config)[1] + notices
     return notices
 

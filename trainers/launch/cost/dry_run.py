@@ -39,11 +39,14 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     """
     section, online, data, lora = config.section, config.online, config.dataset, config.lora
     count, models = section.num_agents, list(dict.fromkeys(config.agent_models))
-    trained = f"LoRA r={lora.r}" if lora.enabled else "all weights trained"
+    ranks = sorted({each.r for each in config.loras})
+    trained = f"LoRA r={' and '.join(map(str, ranks))}" if lora.enabled else "all weights trained"
     once = ", one base held once" if config.shares_base and count > 1 else ""
     entries = config.agents.items() if isinstance(config.agents, Mapping) else ()
-    untrained = [role for role, agent in entries if not agent.train]
+    untrained = [role for role, agent in entries if not (agent.train or agent.api)]
     once += f"; {' and '.join(untrained)} not trained" if untrained else ""
+    services = {i: role for i, (role, agent) in enumerate(entries) if agent.api}
+    once += f"; {' and '.join(services.values())} by an API" if services else ""
     agents = f"{count} agent{'s' if count > 1 else ''}"
     tasks, source = count_tasks(data.name, data.train_split)
     schedule = schedule_of(section, tasks, config.seed)
@@ -58,7 +61,7 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     if section.rounds is not None:
         lines += _preferences(section, section.rounds, schedule, decoders, limits_N)
     if section.trained_online:
-        lines += _online(online, config.program, tasks, steps, decoders, limits_N)
+        lines += _online(online, config.program, tasks, steps, decoders, limits_N, services)
     limits = [count_tasks(data.name, data.eval_split)[0], online.eval_num_samples]
     held_out = min((n for n in limits if n is not None), default=None)
     if not online.eval_interval:
@@ -74,6 +77,9 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
             "",
             f"{'evaluations':<22}{_number(passes)}  of {_number(held_out)} tasks, {calls}",
         ]
+        each = config.program.max_calls if config.program.replaces_turns else online.num_turns
+        asked = _times(held_out, online.eval_answers * each)
+        lines += [f"{f'API calls of {r} ≤':<22}{_number(asked)} each" for r in services.values()]
     lines.append("")
     for name in models:
         size = model_size(name)
@@ -162,8 +168,10 @@ def _online(
     steps: int | None,
     decoders: int,
     limits_N: Sequence[int],
+    services: Mapping[int, str],
 ) -> list[str]:
-    """Tabulate the cost of the online loop: of a step, and of the entire run."""
+    """Tabulate the cost of the online loop: of a step, and of the entire run. ``services``: the
+    roles of the agents that services play."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
@@ -192,6 +200,10 @@ def _online(
             "completions ≤": most,
             "sampled tokens ≤": most * max(limits_N),
         }
+    for agent, role in services.items():  # of the service, without retries
+        asked = sum(v.nodes * v.completions for v in levels(section) if agent in v.stage)
+        calls = actions * program.max_calls if program.replaces_turns else size * asked + greedy
+        rows = {**rows, f"API calls of {role} ≤": calls}
     samplings = 1 + getattr(section, "refill", 0)
     rows = {label: each if label == "tasks" else each * samplings for label, each in rows.items()}
     if not section.chains:

@@ -46,8 +46,9 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
     if not shares:
         total = _sum([s.parameters for s, trained in zip(sizes, moved, strict=True) if trained])
     if lora.enabled:
-        adapters = [s.adapter(lora) for s in sizes]
-        adapters = adapters * policies if shares else adapters[:policies]
+        adapters = [s.adapter(lora) for s, lora in zip(sizes, config.loras, strict=False)]
+        of_trained = [a for a, trained in zip(adapters, moved, strict=False) if trained]
+        adapters = adapters[:1] * policies if shares else of_trained
         why = f"{policies} in float32 with gradients and Adam's moments; a few % of the weights"
         rows.append(Held("adapters", _times(_sum(adapters), ADAPTER_BYTES), why))
     else:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from comlrl.config.algorithms import CommonConfig, PPOConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.trainers.launch.wiring import vllm
+from comlrl.run_files import API
+from comlrl.trainers.launch.wiring import api, vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import evaluated, sampling
 from comlrl.trainers.launch.wiring.task_splits import fitting
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from comlrl.loop.task_schedule import TaskSchedule
     from comlrl.models.agent import Agent
     from comlrl.models.latent_networks import HeterogeneousPolicy
+    from comlrl.models.prompt_encoder import PromptEncoder
     from comlrl.models.team import Team
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
@@ -82,23 +84,30 @@ def assemble(
     from comlrl.processes import distributed
 
     config, section, run_dir = start.config, start.config.section, start.run_dir
-    team, generator, sampler = build_agents(start)
+    team, generator, inner = build_agents(start)
+    services = api.members(config, run_dir / API)
+    sampler = api.mixed(inner, services)
     sampled, measured = sampling(config, work.roles), evaluated(config, work.roles)
-    work = work.read_by([team.actor(i).encoder for i in range(section.num_agents)])
-    reading = (work, config.dataset, sampler.encode, sampler.max_length)
+    work = work.read_by(encoders(config, team))
+    reading = (work, config.dataset, sampler.encode, inner.max_length)
     train = fitting(train, *reading, sampled)
     held_out = fitting(held_out, *reading, measured) if held_out else []
     reward, measuring = build_rewards(work)
     fallbacks = Fallbacks() if config.external.mode == "expert_edits" else None
-    length = sampler.max_length
     server, corrected = vllm.build(
-        config, work.roles, team, run_dir, length, sampled, lambda: signals.received is not None
+        config,
+        work.roles,
+        team,
+        run_dir,
+        inner.max_length,
+        sampled,
+        lambda: signals.received is not None,
     )
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
     ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks)
     learned = sampled.with_sets(config.generation.max_support)
     playing = build_player(config, work, server or sampler, measuring, fallbacks)
-    progress, logger, save = Progress(), loggers.Loggers([]), saver(team, sampler)
+    progress, logger, save = Progress(), loggers.Loggers([]), saver(team, inner)
     if distributed.is_main():
         logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
     best = BestModel(run_dir, save) if config.output.save_best else None
@@ -109,10 +118,12 @@ def assemble(
         )
 
     def standing() -> dict[str, float]:
-        """Return metrics of every record: how often ``plain`` has answered in an expert's place."""
-        if fallbacks is None:
-            return {}
-        return {"expert_fallbacks": team.processes.total(fallbacks.count)}
+        """Return metrics of every record: how often ``plain`` has answered in an expert's place,
+        and what services were asked since the record before."""
+        counts = api.metrics(services)
+        if fallbacks is not None:
+            counts["expert_fallbacks"] = fallbacks.count
+        return {name: team.processes.total(count) for name, count in counts.items()}
 
     loop = Loop(
         section,
@@ -139,6 +150,14 @@ def assemble(
         resume=start.continuing,
         save=save,
     )
+
+
+def encoders(config: Config, team: Team) -> list[PromptEncoder | None]:
+    """Return what encodes the prompts of each agent; None: a service plays it."""
+    return [
+        None if agent.api is not None else team.actor(i).encoder
+        for i, agent in enumerate(config.team)
+    ]
 
 
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
@@ -175,7 +194,7 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
     torch.manual_seed(config.seed)
     critics = load_team(
         config.agent_model,
-        config.lora,
+        (config.lora,) * section.critics,
         (name,) * section.critics,
         shares_base=config.lora.enabled,
         devices=(default_device(),) * section.critics,

@@ -151,7 +151,7 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
     return Source(
         name=name,
         lora=run.lora.enabled,
-        ranks=((run.lora.r, run.lora.effective_alpha),) * count,
+        ranks=tuple((lora.r, lora.effective_alpha) for lora in run.loras[:count]),
         bases=run.model_names,
         agents=count,
         sizes=_sizes(weights.of_run(run)),
@@ -224,13 +224,15 @@ def check(config: Config) -> tuple[Source, list[str]]:
         fix = f"set lora.enabled={str(source.lora).lower()}"
         more = "" if source.lora else ", or give these models as agents, and init_from=null"
         raise UserError(f"{where} holds {held}; {fix}{more}")
-    alpha = lora.effective_alpha
-    for rank, scale in source.ranks:
-        if rank != lora.r:
-            raise UserError(f"{where} has adapters of rank {rank}; set lora.r={rank}")
-        if scale != alpha:
-            raise UserError(f"{where} has adapters of alpha {scale:g}; set lora.alpha={scale:g}")
     wanted = section.policies
+    ranks = source.ranks * wanted if source.agents == 1 else source.ranks
+    roles = list(config.agents) if isinstance(config.agents, Mapping) else []
+    for i, ((rank, scale), lora) in enumerate(zip(ranks, config.loras, strict=False)):
+        key = "lora.r" if config.team[i].lora is None else f"agents.{roles[i]}.lora.r"
+        if rank != lora.r:
+            raise UserError(f"{where} has adapters of rank {rank}; set {key}={rank}")
+        if scale != lora.effective_alpha:
+            raise UserError(f"{where} has adapters of alpha {scale:g}; set lora.alpha={scale:g}")
     if source.agents not in (1, wanted):
         shared = " with one policy" if section.one_policy else ""
         raise UserError(

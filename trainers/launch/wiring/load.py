@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
-from comlrl.trainers.launch.wiring import own_algorithm, weights
+from comlrl.trainers.launch.wiring import api, own_algorithm, weights
 from comlrl.trainers.launch.wiring.weights import Trained
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ def load_agents(trained: Trained) -> tuple[Team, Sampler]:
     from comlrl.trainers.launch.wiring.assembly import build_sampler
 
     config = config_of(trained)
+    services = api.members(config)
     team = build_team(config)
     _, sampler = build_sampler(config, team)
     weights.load_weights(trained, team, sampler)
-    return team, sampler
+    return team, api.mixed(sampler, services)
 
 
 def config_of(trained: Trained) -> Config:

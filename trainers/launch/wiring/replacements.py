@@ -55,6 +55,10 @@ def check(
             item = f"{text}={label(who)}"
             if place in replaced:
                 raise UserError(f"--replace: '{item}' names an agent again; name each once")
+            if config.team[place].api and who != "silent":
+                raise UserError(f"--replace: '{item}'; a service plays this agent: give silent")
+            if isinstance(who, int) and config.team[who].api:
+                raise UserError(f"--replace: '{item}'; a service plays agent {who}: give another")
             if who == place:
                 raise UserError(f"--replace: '{place}={who}' is the team as it is; leave it out")
             if isinstance(who, int) and models and models[who] != models[place]:

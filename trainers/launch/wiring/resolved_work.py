@@ -58,11 +58,12 @@ class Work:
     def domain(self) -> Domain:
         return self.prompts.domain
 
-    def read_by(self, encoder_N: Sequence[PromptEncoder]) -> Work:
-        """Return this work with prompts for the agents' models."""
-        chats_N = [encoder.chats for encoder in encoder_N]
-        thinks_N = [encoder.opens_thought for encoder in encoder_N]
-        prompts = Prompts(self.domain, self.prompts.templates, chats_N, thinks_N)
+    def read_by(self, encoder_N: Sequence[PromptEncoder | None]) -> Work:
+        """Return this work with prompts for the agents' models; None: a service's."""
+        chats_N = [encoder is None or encoder.chats for encoder in encoder_N]
+        thinks_N = [encoder is not None and encoder.opens_thought for encoder in encoder_N]
+        services = [agent for agent, encoder in enumerate(encoder_N) if encoder is None]
+        prompts = Prompts(self.domain, self.prompts.templates, chats_N, thinks_N, services)
         for agent, thinks in enumerate(thinks_N):
             if thinks and prompts.worded(agent).prefill and PREFILL not in prompts.templates:
                 notice(

@@ -53,8 +53,12 @@ def fitting(
         return tasks
     fitting_tasks, prompts, agents = [], work.prompts, len(work.roles)
     for task in tasks:
-        lengths = [len(encode(i, read)) for i, read in enumerate(prompts.first_N(task, agents))]
-        read, written = max(zip(lengths, sampling.limits(agents), strict=True), key=sum)
+        lengths = [
+            (len(encode(i, read)), sampling.for_agent(i).max_new_tokens)
+            for i, read in enumerate(prompts.first_N(task, agents))
+            if i not in prompts.services
+        ]
+        read, written = max(lengths, key=sum)
         room = length - written
         if read <= room:
             fitting_tasks.append(task)

@@ -84,13 +84,13 @@ def refuse(config: Config) -> None:
             f"lora.enabled: false with {backend}, to which adapters are sent after an update, not "
             "whole models; give true, or generation.backend=builtin"
         )
-    targets = config.lora.target_modules
-    if is_target("lm_head", targets):
-        shown = targets if isinstance(targets, str) else list(targets)
-        raise UserError(
-            f"lora.target_modules: {shown} with {backend}, which serves no adapter on the "
-            "language-model head; leave lm_head out, or give generation.backend=builtin"
-        )
+    for targets in (config.lora.target_modules, *(lora.target_modules for lora in config.loras)):
+        if is_target("lm_head", targets):
+            shown = targets if isinstance(targets, str) else list(targets)
+            raise UserError(
+                f"lora.target_modules: {shown} with {backend}, which serves no adapter on the "
+                "language-model head; leave lm_head out, or give generation.backend=builtin"
+            )
 
 
 def check_addresses(config: Config, roles: Sequence[str]) -> None:

@@ -119,13 +119,9 @@ def settings(
     """Return the settings of the weights: base model, LoRA, number of agents; for ``algorithm``."""
     if trained.model is not None:
         return [Setting("agent_model.name", str(trained.model), source)]
-    facts: dict[str, Any] = {}
+    facts = {} if trained.final_model is None else of_folder(trained.final_model)
     if trained.config_file is not None:
         facts |= of_run(read_config(trained.config_file, algorithms).build())
-    if trained.final_model is not None:
-        facts |= of_folder(trained.final_model) | {
-            key: facts[key] for key in ("num_agents",) if facts.get("shared_policy")
-        }
     fitting = [name for name, section in algorithms.items() if _fits(facts, section)]
     if algorithm not in fitting:
         needed = "another algorithm" if len(fitting) > 1 else fitting[0]

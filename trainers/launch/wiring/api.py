@@ -1,0 +1,43 @@
+"""``agents.ROLE.api``: the services that play agents of a team."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from comlrl.config.resolved import Config
+from comlrl.rollout.api_member import ApiMember, MixedSampler
+from comlrl.types import Sampler
+
+Inner = TypeVar("Inner", bound=Sampler)
+
+
+def members(config: Config, folder: Path | None = None) -> dict[int, ApiMember]:
+    """Return the services by the agent that each plays.
+
+    ``folder``: of their answers; None: they are in memory only. Raises UserError for a missing
+    key and a malformed address.
+    """
+    entries = config.agents.items() if isinstance(config.agents, Mapping) else ()
+    file = f"process_{os.environ.get('RANK', '0')}.jsonl"
+    return {
+        i: ApiMember(role, agent.api, cache=folder and folder / f"agent_{i}" / file)
+        for i, (role, agent) in enumerate(entries)  # of all agents, in order
+        if agent.api is not None
+    }
+
+
+def metrics(services: Mapping[int, ApiMember]) -> dict[str, float]:
+    """Return what each service was asked since the last call."""
+    return {
+        f"agent_{agent}/api/{name}": value
+        for agent, service in services.items()
+        for name, value in service.metrics().items()
+    }
+
+
+def mixed(inner: Inner, services: Mapping[int, ApiMember]) -> Inner | MixedSampler:
+    """Return what samples for a team some of whose agents are played by services."""
+    return MixedSampler(inner, services) if services else inner
