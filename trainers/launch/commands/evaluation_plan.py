@@ -71,7 +71,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     pairs = replacements.parse(arguments.replace, teams)
     others = [who for _, who in pairs if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
-    replaced = replacements.check(pairs, config.section, config.agent_models, work.roles)
+    replaced = replacements.check(pairs, config.section, config.team, work.roles)
     if arguments.baseline:
         num_agents = config.section.num_agents
         check_baseline(arguments.baseline, num_agents, config.role_sampling, work.domain)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from comlrl.config.resolved import CommonConfig
+from comlrl.config.sections import AgentConfig
 from comlrl.errors import UserError, near
 from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.weights import Trained
@@ -37,11 +39,10 @@ def parse(items: Sequence[str], teams: Sequence[Trained]) -> list[tuple[str, str
 def check(
     pairs: Iterable[tuple[str, str | Trained]],
     section: CommonConfig,
-    models: Sequence[str],
+    team: Sequence[AgentConfig],
     roles: Sequence[str],
 ) -> dict[int, Other]:
-    """Return the places as numbers. Raise UserError where an agent cannot act there. ``models``:
-    of each agent."""
+    """Return the places as numbers. Raise UserError where an agent cannot act there."""
     size = section.num_agents
     replaced: dict[int, Other] = {}
     for text, other in pairs:
@@ -55,16 +56,16 @@ def check(
             item = f"{text}={label(who)}"
             if place in replaced:
                 raise UserError(f"--replace: '{item}' names an agent again; name each once")
-            if config.team[place].api and who != "silent":
+            if team[place].api and who != "silent":
                 raise UserError(f"--replace: '{item}'; a service plays this agent: give silent")
-            if isinstance(who, int) and config.team[who].api:
+            if isinstance(who, int) and team[who].api:
                 raise UserError(f"--replace: '{item}'; a service plays agent {who}: give another")
             if who == place:
                 raise UserError(f"--replace: '{place}={who}' is the team as it is; leave it out")
-            if isinstance(who, int) and models and models[who] != models[place]:
+            if isinstance(who, int) and _base(team[who]) != _base(team[place]):
                 raise UserError(
-                    f"--replace: '{place}={who}'; agent {who} is '{models[who]}' and agent {place} "
-                    f"'{models[place]}': give agents of one model"
+                    f"--replace: '{place}={who}'; agent {who} is '{team[who].model}' and agent "
+                    f"{place} '{team[place].model}': give agents of one model and `lora`"
                 )
             replaced[place] = who
     if len(replaced) > MOST:
@@ -73,6 +74,10 @@ def check(
             f"{MOST} at most"
         )
     return replaced
+
+
+def _base(agent: AgentConfig) -> tuple[str | None, Any]:
+    return agent.model, agent.lora
 
 
 def _agent(

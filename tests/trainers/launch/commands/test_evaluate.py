@@ -183,7 +183,7 @@ def test_agents_swap_their_places(runs, tmp_path):
 def _replaced(asked, *flags: str):
     plan = script.make_plan(script.parse_arguments(["--config", QUICK, *flags]))
     config = plan.config
-    return replacements.check(asked.items(), config.section, config.agent_models, plan.work.roles)
+    return replacements.check(asked.items(), config.section, config.team, plan.work.roles)
 
 
 def test_agents_are_replaced_by_role():
