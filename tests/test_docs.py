@@ -120,11 +120,14 @@ def small_runs(place: Path) -> Path:
         "outputs/magrpo_coopmini_1",
         "outputs/magrpo_coopmini_2",
         "outputs/aux",
+        "outputs/main",
         "runs/he",
         "RUN",
     )
     for name in names:
         shutil.copytree(first, place / name)
+    other = place / "outputs/main/config.yaml"  # a comparison has two settings
+    other.write_text(other.read_text().replace("kl_coef: 0.02", "kl_coef: 0.03"))
     return place
 
 
