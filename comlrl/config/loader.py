@@ -219,8 +219,8 @@ class Loader:
     def _absolute(self, key: str, value: Any, setting: Setting) -> Any:
         head, _, tail = key.partition(".")
         generic = f"<algo>.{tail}" if head in self.algorithm_sections else key
-        own_model = tail.endswith(".model") and not tail.endswith(".api.model")
-        if head == "agents" and (own_model or isinstance(value, dict)):
+        names_model = tail.endswith(".model") and not tail.endswith(".api.model")
+        if head == "agents" and (names_model or isinstance(value, dict)):
             generic = head
         if generic not in paths.KEYS:
             return value

@@ -78,8 +78,8 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
             f"{'evaluations':<22}{_number(passes)}  of {_number(held_out)} tasks, {calls}",
         ]
         each = config.program.max_calls if config.program.replaces_turns else online.num_turns
-        asked = _times(held_out, online.eval_answers * each)
-        lines += [f"{f'API calls of {r} ≤':<22}{_number(asked)} each" for r in services.values()]
+        requests = _times(held_out, online.eval_answers * each)
+        lines += [f"{f'API calls of {r} ≤':<22}{_number(requests)} each" for r in services.values()]
     lines.append("")
     for name in models:
         size = model_size(name)
@@ -201,8 +201,8 @@ def _online(
             "sampled tokens ≤": most * max(limits_N),
         }
     for agent, role in services.items():  # of the service, without retries
-        asked = sum(v.nodes * v.completions for v in levels(section) if agent in v.stage)
-        calls = actions * program.max_calls if program.replaces_turns else size * asked + greedy
+        requests = sum(v.nodes * v.completions for v in levels(section) if agent in v.stage)
+        calls = actions * program.max_calls if program.replaces_turns else size * requests + greedy
         rows = {**rows, f"API calls of {role} ≤": calls}
     samplings = 1 + getattr(section, "refill", 0)
     rows = {label: each if label == "tasks" else each * samplings for label, each in rows.items()}
