@@ -355,7 +355,6 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
         present.reward,
         present.transition,
         corrected.weigh,
-        processes=agents.processes,
     )
     shape = config(**RAW | keys).section.shape
     rollout.grow([task()], shape, sampling, ("train", 1))

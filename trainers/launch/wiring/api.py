@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from comlrl.config.resolved import Config
-from comlrl.rollout.api_member import ApiMember, MixedSampler
 from comlrl.types import Sampler
+
+if TYPE_CHECKING:
+    from comlrl.rollout.api_member import ApiMember, MixedSampler
 
 Inner = TypeVar("Inner", bound=Sampler)
 
@@ -20,6 +22,8 @@ def members(config: Config, folder: Path | None = None) -> dict[int, ApiMember]:
     ``folder``: of their answers; None: they are in memory only. Raises UserError for a missing
     key and a malformed address.
     """
+    from comlrl.rollout.api_member import ApiMember  # imports an HTTP client
+
     entries = config.agents.items() if isinstance(config.agents, Mapping) else ()
     file = f"process_{os.environ.get('RANK', '0')}.jsonl"
     return {
@@ -40,4 +44,8 @@ def metrics(services: Mapping[int, ApiMember]) -> dict[str, float]:
 
 def mixed(inner: Inner, services: Mapping[int, ApiMember]) -> Inner | MixedSampler:
     """Return what samples for a team some of whose agents are played by services."""
-    return MixedSampler(inner, services) if services else inner
+    if not services:
+        return inner
+    from comlrl.rollout.api_member import MixedSampler
+
+    return MixedSampler(inner, services)

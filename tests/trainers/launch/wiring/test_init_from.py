@@ -135,7 +135,9 @@ def test_all_agents_start_from_the_one_there_is(tmp_path: Path) -> None:
                 torch.testing.assert_close(logits(team, i), expected, rtol=1e-4, atol=1e-4)
     one = str(tmp_path / "pair/final_model/agent_1")
     config = configured(num_agents=3, init_from=one)
-    assert init_from.check(config) == [f"init_from: '{one}' has one agent, from which all 3 start"]
+    source, notices = init_from.check(config)
+    assert source.agents == 1
+    assert notices == [f"init_from: '{one}' has one agent, from which all 3 start"]
     base = AutoModelForCausalLM.from_pretrained(tiny_models.folder("qwen2"), dtype=torch.float32)
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, one)(IDS).logits
@@ -159,7 +161,7 @@ def test_shppo_takes_its_networks_along_and_others_its_adapter(tmp_path: Path) -
     for name, value in sampler.policy.state_dict().items():
         assert torch.equal(taken.policy.state_dict()[name], value), name
     magrpo = configured(init_from=str(tmp_path / "run"))
-    assert any("its networks are not" in text for text in init_from.check(magrpo))
+    assert any("its networks are not" in text for text in init_from.check(magrpo)[1])
     torch.testing.assert_close(logits(begun(magrpo), 1), logits(team, 0), rtol=1e-4, atol=1e-4)
     with pytest.raises(UserError, match=r"set shppo\.latent_dim=8"):
         init_from.check(configured("shppo", latent_dim=5, init_from=str(tmp_path / "run")))
@@ -256,7 +258,7 @@ def test_adapters_of_other_layers_and_other_models_are_refused(sources: Path) ->
         with pytest.raises(UserError, match=r"init_from: .* does not fit .*lora.target_modules"):
             begun(configured(init_from=str(sources / place), **keys))
     config = configured(kind="llama", init_from=str(sources / "pair"))
-    (notice,) = init_from.check(config)
+    _, (notice,) = init_from.check(config)
     assert "and this run's base is" in notice
 
 

@@ -16,7 +16,7 @@ from comlrl.trainers.launch.commands.command_line import parse_arguments, resolv
 from comlrl.trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from comlrl.trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
 from comlrl.trainers.launch.cost import dry_run
-from comlrl.trainers.launch.wiring.sampling_settings import longest, sampling
+from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.types import Sampling
 from tests.support.fakes import code_task
 from tests.support.tiny_models import STOPS, config
@@ -148,7 +148,7 @@ def test_ppo_s_and_madpo_s_log_probabilities_are_at_each_agent_s_temperature(tmp
 def test_estimates_count_each_agent_s_tokens():
     """A step of 16 tasks, 3 completions of each agent: 16 · 3 · (5 + 16) tokens."""
     made = config(**APART)
-    assert sampling(made, ROLES).limits(2) == (5, 16) and longest(made.section, made.sampling) == 16
+    assert sampling(made, ROLES).limits(2) == (5, 16)
     (line,) = [
         t for t in dry_run.describe(made, (5, 16)).split("\n") if t.startswith("sampled tokens")
     ]
