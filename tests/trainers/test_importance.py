@@ -277,7 +277,7 @@ class Enumerating(FakeVLLM):
             self.team.agents[0].load_tensors(load_file(adapter / "adapter_model.safetensors"))
             logprob_T = [float(logprob(self.team, 0, (t,), tuple(ids))) for t in range(SIZE)]
         for number, pair in enumerate(SINGLE):
-            token = pair[int(adapter.name.removeprefix("agent_"))]
+            token = pair[int(adapter.name.split("-")[0].removeprefix("agent_"))]
             drawn = {"token_logprobs": [logprob_T[token]]}
             yield {"index": number, "token_ids": [token], "logprobs": drawn}
 
