@@ -41,7 +41,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 EVERY_SECTION = {**SHARED, **SECTIONS}
 # What is not ours: known to be there, or for the reader's machine.
 OUTSIDE = {"wandb", "transformers", "pip", "cd", "export", "git", "tail", "env/bin/pip", "docker"}
-OUTSIDE |= {"env/bin/vllm", "env/bin/python", "python3.11", "."}
+OUTSIDE |= {".venv/bin/pip", "env/bin/vllm", "env/bin/python", "python3.11", "."}
 
 
 class Command(NamedTuple):
@@ -122,6 +122,8 @@ def small_runs(place: Path) -> Path:
         "outputs/aux",
         "outputs/main",
         "runs/he",
+        "runs/coder_1.5b",
+        "runs/team",
         "RUN",
     )
     for name in names:

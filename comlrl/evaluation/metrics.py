@@ -216,7 +216,7 @@ def _agent_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, flo
     metrics = {
         "truncation_share": weighted_mean((not c.finished, share) for c, share in completions)
     }
-    if any(c.token_ids for c, _ in completions):  # a service's have none that are known
+    if all(c.token_ids or not c.text for c, _ in completions):  # a service's tokens are unknown
         metrics["completion_length_mean"] = weighted_mean(
             (len(c.token_ids), share) for c, share in completions
         )
