@@ -1,4 +1,6 @@
-"""Adapters inside the base's products: y = [x | m ∘ A x] [W | s B]ᵀ + b, rounded once.
+"""Adapters inside the base's products, rounded once::
+
+    y = [x | m ∘ A x] [W | s B]ᵀ + b
 
 A and B hold the adapters of all agents side by side; m is 1 in the part of a row's adapter, so that
 all agents' rows are one product. The weights of a frozen base become views of its extended ones:
