@@ -351,6 +351,7 @@ def build_evaluations(
     domain, processes = rollout.prompts.domain, generator.team.processes
     of_task = section.eval_answers * section.num_turns * section.num_agents
     completions = len(processes.shard(tasks)) * of_task
+    ks = sorted({1, section.eval_answers})
 
     def run() -> tuple[list[RolloutResult], dict[str, float]]:
         if ahead is not None:
@@ -367,6 +368,6 @@ def build_evaluations(
             )
         finally:
             generator.on_written = before
-        return trees, tree_metrics(trees, domain) | pass_rates(trees, [1])
+        return trees, tree_metrics(trees, domain) | pass_rates(trees, ks)
 
     return Evaluations(run, Cadence(section.eval_interval), best)

@@ -595,7 +595,7 @@ def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
     ]  # fmt: skip
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     ended = json.loads((tmp_path / "summary.json").read_text())["eval_end"]
-    twice = ["--samples", "2", "--k", "1", "--override", "magrpo.eval_num_samples=6"]
+    twice = ["--samples", "2", "--k", "1,2", "--override", "magrpo.eval_num_samples=6"]
     found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path), *twice)
     assert _timeless(found["metrics"]) == pytest.approx(_timeless(ended))
 
