@@ -6,7 +6,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,7 +203,9 @@ def client(
     """A sampler for a team whose agents share one server, or several."""
     fakes = [servers] if isinstance(servers, FakeVLLM) else servers
     joined = Servers([fake.url for fake in fakes], patience, first_wait=0.01)
-    return VLLMSampler(agents, [joined] * len(agents), folder / "vllm", 512, sampling)
+    sampler = VLLMSampler(agents, [joined] * len(agents), folder / "vllm", 512, sampling)
+    weakref.finalize(sampler, shutil.rmtree, sampler.adapters.folder, True)  # of shared memory
+    return sampler
 
 
 def requests(agent: int, count: int = 2, siblings: int = 3) -> list[Request]:
