@@ -2,7 +2,8 @@
 
     python benchmarks/real_model_table.py NAME=RUN[:CPU_MINUTES] … [--figure FILE]
 
-One row for the first evaluation of each run and one for its last. The figure has the training
+One row for the first evaluation of each run and one for its last; a column that would be empty is
+left out. The figure has the training
 reward, a mean over five updates, by sampled tokens, and by minutes where CPU_MINUTES gives a whole
 run's. Runs of MADPO and MARLHF have a point a round: the task reward of its labelled candidates.
 """
@@ -37,6 +38,9 @@ COLUMNS: Mapping[str, tuple[str, float]] = {  # heading → metric, and what it 
     "tokens": ("completion_length_mean", 1),
     "pass@1": ("pass@1", 100),
     "pass@4": ("pass@4", 100),
+    "aux needed": ("agent_0/needed_rate", 100),
+    "main needed": ("agent_1/needed_rate", 100),
+    "teamwork": ("teamwork_rate", 100),
 }
 WINDOW = 5  # updates
 
@@ -119,7 +123,10 @@ def main() -> None:
         by_tokens.append(curve(name, number, trained, None))
         if minutes:
             by_minutes.append(curve(name, number, trained, float(minutes)))
-    print(table(["run", *COLUMNS], rows))
+    columns = zip(["run", *COLUMNS], *rows, strict=True)
+    filled = [column for column in columns if any(column[1:])]
+    headings, *rows = map(list, zip(*filled, strict=True))
+    print(table(headings, rows))
     if options.figure:
         charts = [Chart("Training reward", by_tokens, x_label="sampled tokens, thousands")]
         if by_minutes:
