@@ -220,8 +220,10 @@ class Loop:
         self.record(step, gathered, updates=updates, metrics=metrics)
 
     def gather(self, step: Step, trees: Sequence[RolloutResult]) -> Gathered:
-        """Gather what all processes have grown in a step; ends the rollout's time. A collective
-        call."""
+        """Gather the rollouts of all processes; ends the time that counts as sampling.
+
+        A collective call: every process passes its own trees.
+        """
         step.clock.lap("rollout")
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         sums = self.processes.all_reduce_counts({"scored": scored, "tokens": tokens})

@@ -22,7 +22,7 @@ GRADIENTS_AT_ONCE = 256 << 20  # bytes
 
 
 class Team:
-    """N agents, in the order of their roles."""
+    """The models of N agents, in the order of their roles: one shared base or several models."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The doors between the rooms: what a sampler, a reward, a transition and a domain do."""
+"""Interfaces: what a sampler, a reward, an external mode and a domain implement."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from comlrl.types.sampling import Completion, Message, Request, Sampling
 
 
 class Sampler(Protocol):
-    """Turns prompts into completions; the agents' models do the work."""
+    """Samples completions from the agents' models. Agents are named by their index."""
 
-    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]: ...
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        """Return the token ids of a prompt, in the chat template of the agent's model."""
 
-    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool: ...
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        """Return whether the context holds the prompt and a completion of ``max_new_tokens``."""
 
-    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]: ...
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
-    ) -> list[list[tuple[Completion, ...]]]: ...
+    ) -> list[list[tuple[Completion, ...]]]:
+        """Sample each agent's requests: result[agent][request] has one completion for each key.
+
+        Raises NonFiniteError if logits are not finite.
+        """
 
 
 class AsyncSampler(Protocol):
@@ -79,10 +86,13 @@ class Reward(Protocol):
 
 
 class Transition(Protocol):
-    """An external mode: what each agent reads before it tries again, one text per agent. It is
-    called from several threads as ``Reward`` is."""
+    """An external mode: makes the feedback that each agent reads before its next attempt.
 
-    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]: ...
+    It is called from several threads as ``Reward`` is.
+    """
+
+    def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
+        """Return a tuple for each attempt: one text for each agent, in the order of roles."""
 
 
 class Conventions(NamedTuple):
@@ -120,7 +130,7 @@ class Domain(Protocol):
         """Return each agent's first prompt, its fields in braces."""
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
-        """Return, for each agent, the value of each of ``fields``."""
+        """Return a mapping for each agent, with a text for each of ``fields``."""
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """Return the name of each agent's part, as shown to other agents and an expert."""

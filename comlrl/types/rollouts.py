@@ -24,7 +24,7 @@ JointMode = Literal["align", "cross", "counterfactual"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The form of a rollout."""
+    """How a rollout is sampled: agents, turns, generations, how they are paired and continued."""
 
     num_agents: int
     num_turns: int
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """A turn's stages: the agents that act at once, before the next read what they wrote."""
+        """A turn's stages: a stage's agents act simultaneously and see what earlier ones wrote."""
         if self.turn_order == "simultaneous":
             return (range(self.num_agents),)
         return tuple(range(agent, agent + 1) for agent in range(self.num_agents))

@@ -47,17 +47,17 @@ Section = TypeVar("Section", bound=CommonConfig, covariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Generic[Section]):
-    """Everything that a trainer is built from."""
+    """The parts that a trainer is built from."""
 
-    config: Config
-    work: Work
-    section: Section
+    config: Config  # the whole configuration, resolved
+    work: Work  # domain, prompts and reward
+    section: Section  # the algorithm's settings
     run_dir: Path
-    team: Team
-    server: VLLMSampler | None  # what samples in the generator's place
+    team: Team  # the agents' models
+    server: VLLMSampler | None  # samples in place of the built-in generator
     reward: Reward
-    rollout: Player
-    loop: Loop
+    rollout: Player  # samples and scores the tasks of a step
+    loop: Loop  # steps, metrics, evaluations and checkpoints
     sampling: Sampling
     resume: bool  # what lies in run_dir belongs to this run, which continues
     save: Callable[[Path], None]  # the agents, into a folder; called by all processes
