@@ -37,7 +37,7 @@ from comlrl.trainers.launch.wiring import hub
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.types import Attempt, JointAction, Message, Task
 
-UNKNOWN = "(here stands what those before it will have written in this turn)\n"
+UNKNOWN = "(the texts of the agents before it in this turn come here)\n"
 QUICKSTART = Path(__file__).parents[1] / "configs" / "magrpo_quickstart.yaml"
 
 

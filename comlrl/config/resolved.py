@@ -161,8 +161,8 @@ class CommonConfig(CommonKeys):
             )
         if weights is not None and min(weights, default=0) < 0:
             yield (
-                f"{name}.turn_gradient_weights: {list(weights)}; below 0 a turn would be "
-                "unlearned: give 0 or more"
+                f"{name}.turn_gradient_weights: {list(weights)}; weights below 0 "
+                "would reverse the learning of a turn: use 0 or more"
             )
         if self.num_train_epochs is None and self.max_steps is None and self.max_env_steps is None:
             yield (

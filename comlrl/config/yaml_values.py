@@ -77,7 +77,7 @@ def check_values(value: Any, where: str) -> list[str]:
         elif isinstance(item, str):
             texts.append(item)
         elif isinstance(item, int) and abs(item) >= 1 << 63:
-            raise UserError(f"{where}: an integer of more than 64 bits; give less")
+            raise UserError(f"{where}: an integer of more than 64 bits; use a smaller one")
     return texts
 
 

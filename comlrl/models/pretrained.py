@@ -46,7 +46,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
     that is not the base with the adapter off.
 
     Where agents share one policy the team is one, whatever the number of agents that act by it.
-    Raises UserError where a model cannot be had.
+    Raises UserError if a model cannot be loaded.
     """
     if config.agent_model.chat is True:
         for name in dict.fromkeys(config.agent_models):

@@ -201,7 +201,7 @@ def _read(
                 json_rows(file, str(file))  # says which line it is
         if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
             raise UserError(f"{setting} of '{name}' cannot be read: {_line(error)}") from error
-        raise UserError(f"dataset.name: '{name}' cannot be had: {_line(error)}") from error
+        raise UserError(f"dataset.name: '{name}' cannot be loaded: {_line(error)}") from error
 
 
 def split_key(section: DatasetConfig, split: str) -> str:

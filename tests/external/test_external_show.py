@@ -78,9 +78,7 @@ def test_agents_in_order_are_shown_with_what_they_read(show: Show) -> None:
     first, second = shown.stdout.split("· turn 2 · aux")
     assert first.count("def aux(n):\n    return n\n```\n\nWrite `def pick(n):`") == 1
     assert second.count("```\ndef aux(n):") == 1  # main's own past; its present is not known yet
-    assert second.rstrip().endswith(
-        "(here stands what those before it will have written in this turn)"
-    )
+    assert second.rstrip().endswith("(the texts of the agents before it in this turn come here)")
 
 
 def test_a_task_that_is_not_there_is_one_line(show: Show) -> None:

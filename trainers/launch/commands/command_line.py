@@ -85,8 +85,9 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument(
-        "--resume-force", action="store_true", help="… even where the configuration has changed"
-    )
+        "--resume-force", action="store_true",
+        help="continue even if the configuration, the tasks or your modules have changed",
+    )  # fmt: skip
     parser.add_argument(
         "--dry-run",
         action="store_true",

@@ -252,8 +252,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     what.add_argument("--baseline", choices=BASELINES, help="a team without training")
     what.add_argument(
-        "--cross-play", nargs="+", metavar="RUN", help="the last of each with the others of each"
-    )
+        "--cross-play", nargs="+", metavar="RUN",
+        help="join the last agent of each run with the other agents of each run",
+    )  # fmt: skip
     add(
         "--replace", nargs="+", default=[], metavar="AGENT=WHO",
         help="agents of --checkpoint by role or number, and who acts in the place of each: "

@@ -70,7 +70,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--count", type=int, metavar="N", help="points in all; default: the grid, or 8")
     add("--jobs", type=int, default=1, metavar="N", help="points that run at the same time")
     add("--dir", metavar="DIR", help="default: outputs/sweeps/NAME")
-    add("--seed", type=int, default=0, metavar="N", help="of the search")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the search")
     add(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
         help="for every point, e.g. magrpo.max_steps=20",
