@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,57 @@ share; `python evaluate.py --cross-play RUN RUN` measures that. {caution}The dat
 have their own terms."""
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A run's team in a folder of agent_0/, agent_1/, …, as its configuration describes it."""
+
+    run: Run
+    place: Path
+
+    @property
+    def folders(self) -> list[str]:
+        return sorted(folder.name for folder in self.place.glob("agent_*"))
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        return self.run.config.get(self.run.algorithm, {})
+
+    @property
+    def heterogeneous(self) -> bool:
+        """Return whether one policy acts for all agents, with networks for each agent beside it."""
+        return (self.place / HETEROGENEOUS).is_dir()
+
+    @property
+    def roles(self) -> list[str]:
+        """Return the role of each folder's agent."""
+        if self.heterogeneous:
+            return ["every agent"]
+        if self.section.get("shared_policy"):
+            return ["everyone"]
+        return [self.run.role(agent) for agent in range(len(self.folders))]
+
+    @property
+    def particulars(self) -> list[Mapping[str, Any]]:
+        """Return what is particular to each agent; empty where nothing is."""
+        agents = self.run.config.get("agents") or {}
+        return [] if isinstance(agents, list) else list(agents.values())
+
+    @property
+    def bases(self) -> list[str]:
+        """Return the model of each agent; empty where all are adapters on one base."""
+        agents, name = self.run.config.get("agents") or [], self.run.config["agent_model"]["name"]
+        if isinstance(agents, list):
+            return agents
+        local = [a.get("model") or name for a in self.particulars if not a.get("api")]
+        bases = [local[0] if a.get("api") else a.get("model") or name for a in self.particulars]
+        return bases if len(set(bases)) > 1 else []
+
+    @property
+    def models(self) -> list[str]:
+        """Return the different base models."""
+        return list(dict.fromkeys(self.bases)) or [self.run.config["agent_model"]["name"]]
+
+
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:
     """Write ``model_card.md`` beside ``final_model`` and as its README, and each agent's.
 
@@ -52,31 +104,26 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
     shows the README of a folder that is uploaded; PEFT leaves an empty form there.
     """
     run = read_run(run_dir)
-    for place in (run.path / name for name in (BEST_MODEL, FINAL_MODEL)):
-        folders = sorted(folder.name for folder in place.glob("agent_*"))
-        if not folders:
+    for saved in (Saved(run, run.path / name) for name in (BEST_MODEL, FINAL_MODEL)):
+        if not saved.folders:
             continue
-        text = card(run, place, method)
-        readmes = [place / name / "README.md" for name in ("", *folders)]
+        text = card(saved, method or run.algorithm.upper())
+        readmes = [saved.place / name / "README.md" for name in ("", *saved.folders)]
         for file in (run.path / "model_card.md", *readmes):  # the last place's stays
             replace(file, text.encode("utf-8", "replace"))
     return run.path / "model_card.md"
 
 
-def card(run: Run, place: Path, method: str = "") -> str:
-    """Return the model card of the team in a folder of agent_0/, agent_1/, …
-
-    It has the agents, their training, the results, how to use them, and the limitations.
-    """
-    folders = sorted(folder.name for folder in place.glob("agent_*"))
-    section = run.config.get(run.algorithm, {})
-    agents = [
-        [f"`{f}`", f"{role}{_played(run, f)}"]
-        for f, role in zip(folders, _roles(run, place, folders), strict=True)
-    ]
-    if _shared(place):
+def card(saved: Saved, method: str) -> str:
+    """Return a team's model card: agents, training, results, how to use them, and limitations."""
+    run, section = saved.run, saved.section
+    agents = [[f"`{f}`", role] for f, role in zip(saved.folders, saved.roles, strict=True)]
+    for row, agent in zip(agents, saved.particulars, strict=False):
+        if agent.get("api"):
+            row[1] += " (a service played it; these weights are untrained)"
+    if saved.heterogeneous:
         agents.append(["`heterogeneous`", "what tells the agents apart"])
-    count = section.get("num_agents", len(folders))
+    count = section.get("num_agents", len(saved.folders))
     settings = [[key, section[key]] for key in SETTINGS if section.get(key) is not None]
     ends = [
         ["environment steps", run.summary.get("env_steps")],
@@ -84,25 +131,28 @@ def card(run: Run, place: Path, method: str = "") -> str:
         ["seed", run.config.get("seed")],
     ]
     lora = run.config.get("lora", {})
-    ranks = [(entry.get("lora") or {}).get("r") or lora.get("r") for entry in _entries(run)]
-    shown = " and ".join(str(rank) for rank in dict.fromkeys(ranks or [lora.get("r")]))
-    trained = f"LoRA of rank {shown}" if lora.get("enabled") else "all weights"
+    ranks = [(a.get("lora") or {}).get("r") or lora.get("r") for a in saved.particulars or [{}]]
+    trained = f"LoRA of rank {' and '.join(map(str, dict.fromkeys(ranks)))}"
+    if not lora.get("enabled"):
+        trained = "all weights"
+    ks = " --k 1,3,5" if "pass_rate" in run.all_names else ""
     dataset = run.config["dataset"]
     return "\n".join(
         [
-            _front_matter(run),
+            f"---\n{_metadata(saved).to_yaml()}\n---\n",
             f"# A team of {count}, trained with {run.algorithm.upper()}\n",
-            f"{count} agent(s) on {code(_base(run))} ({trained}) that {run.view.work}.\n",
+            f"{count} agent(s) on {code(', '.join(saved.models))} ({trained}) that "
+            f"{run.view.work}.\n",
             table(["folder", "role"], agents),
             "## Training\n",
-            f"{method or run.algorithm.upper()}; tasks of {code(dataset['name'])} "
+            f"{method}; tasks of {code(dataset['name'])} "
             f"{plain(dataset.get('train_split', ''))}. The whole configuration is the run's "
             "`config.yaml`.\n",
             table(["setting", "value"], [*settings, *ends]),
             _results(run),
             "## Use\n",
-            f"```python\n{snippet(run, place)}```\n",
-            f"`python evaluate.py --checkpoint RUN{_ks(run)}` runs the whole team on the held-out "
+            f"```python\n{snippet(saved)}```\n",
+            f"`python evaluate.py --checkpoint RUN{ks}` runs the whole team on the held-out "
             "tasks.\n",
             "## Limits\n",
             LIMITS.format(caution=f"{run.view.caution} " if run.view.caution else ""),
@@ -111,46 +161,40 @@ def card(run: Run, place: Path, method: str = "") -> str:
     )
 
 
-def snippet(run: Run, place: Path) -> str:
+def snippet(saved: Saved) -> str:
     """Return Python that loads the trained models, from the folder where the run was started."""
-    if _shared(place):
-        agents = run.config[run.algorithm]["num_agents"]
-        roles = [run.role(agent) for agent in range(agents)]
-        where = str(run.path if place.name == FINAL_MODEL else place)
+    run, folders, roles = saved.run, saved.folders, saved.roles
+    if saved.heterogeneous:
+        roles = [run.role(agent) for agent in range(saved.section["num_agents"])]
+        where = str(run.path if saved.place.name == FINAL_MODEL else saved.place)
         stop = tuple(run.config["agent_model"].get("stop") or ())
         return SHARED.format(run=where, roles=roles, stop=stop)
-    folders = sorted(folder.name for folder in place.glob("agent_*"))
-    named = _names(_roles(run, place, folders), folders)
-    lora = run.config.get("lora", {}).get("enabled")
-    bases = _bases(run) or [run.config["agent_model"]["name"]] * len(folders)
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    if lora:
-        lines.insert(0, "from peft import PeftModel")
-        builtins = sorted({BUILTINS[base] for base in bases if base in BUILTINS})
-        lines[:0] = [f"from comlrl.builtin import {', '.join(builtins)}"] if builtins else []
-    lines.append(f"folder = {str(place)!r}")
-    model = "AutoModelForCausalLM.from_pretrained({})"
-    written = [BUILTINS.get(base, repr(base)) for base in bases]
-    if not lora:
-        for name, agent in zip(named, folders, strict=True):
-            lines.append(f"{name} = {model.format(_within(agent))}")
-    elif _bases(run):
-        for name, agent, base in zip(named, folders, written, strict=True):
-            lines.append(f"base = {model.format(base)}")
-            lines.append(f"{name} = PeftModel.from_pretrained(base, {_within(agent)})")
+    fit = all(role.isidentifier() and not iskeyword(role) and role not in OWN for role in roles)
+    named = roles if fit else folders
+    agents = [f'f"{{folder}}/{folder}"' for folder in folders]
+    load = "AutoModelForCausalLM.from_pretrained({})".format
+    lines = [f"folder = {str(saved.place)!r}"]
+    imports = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    if not run.config.get("lora", {}).get("enabled"):
+        lines += [f"{name} = {load(agent)}" for name, agent in zip(named, agents, strict=True)]
     else:
-        lines.append(f"base = {model.format(written[0])}")
-        first = f'{_within(folders[0])}, adapter_name="{named[0]}"'
-        lines.append(f"team = PeftModel.from_pretrained(base, {first})")
-        for name, agent in list(zip(named, folders, strict=True))[1:]:
-            lines.append(f'team.load_adapter({_within(agent)}, adapter_name="{name}")')
-        lines.append(f'team.set_adapter("{named[-1]}")  # who answers')
-    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({_within(folders[-1])})")
-    return "\n".join(lines) + "\n"
-
-
-def _within(folder: str) -> str:
-    return f'f"{{folder}}/{folder}"'
+        bases = [BUILTINS.get(base, repr(base)) for base in saved.bases or saved.models]
+        builtins = ", ".join(sorted(set(bases).intersection(BUILTINS.values())))
+        imports.insert(0, "from peft import PeftModel")
+        imports[:0] = [f"from comlrl.builtin import {builtins}"] if builtins else []
+        if saved.bases:
+            for name, agent, base in zip(named, agents, bases, strict=True):
+                lines.append(f"base = {load(base)}")
+                lines.append(f"{name} = PeftModel.from_pretrained(base, {agent})")
+        else:
+            lines.append(f"base = {load(bases[0])}")
+            first = f'{agents[0]}, adapter_name="{named[0]}"'
+            lines.append(f"team = PeftModel.from_pretrained(base, {first})")
+            for name, agent in list(zip(named, agents, strict=True))[1:]:
+                lines.append(f'team.load_adapter({agent}, adapter_name="{name}")')
+            lines.append(f'team.set_adapter("{named[-1]}")  # who answers')
+    lines.append(f"tokenizer = AutoTokenizer.from_pretrained({agents[-1]})")
+    return "\n".join([*imports, *lines]) + "\n"
 
 
 def _results(run: Run) -> str:
@@ -169,74 +213,18 @@ def _results(run: Run) -> str:
     )
 
 
-def _front_matter(run: Run) -> str:
-    """Return the metadata that a hub indexes, without names that are local to this machine."""
-    data, named = str(run.config["dataset"]["name"]), _bases(run)
-    bases = [name for name in dict.fromkeys(named or [_base(run)]) if _on_hub(name)]
-    facts = ModelCardData(
+def _metadata(saved: Saved) -> ModelCardData:
+    """Return what a hub indexes, without names that are local to this machine."""
+    run, data = saved.run, str(saved.run.config["dataset"]["name"])
+    bases = list(filter(_on_hub, saved.models))
+    return ModelCardData(
         library_name="peft" if run.config.get("lora", {}).get("enabled") else "transformers",
         pipeline_tag="text-generation",
         tags=["comlrl", "multi-agent", "reinforcement-learning", *run.view.tags, run.algorithm],
         base_model=bases[0] if len(bases) == 1 else bases or None,
         datasets=[data] if _on_hub(data) else None,
     )
-    return f"---\n{facts.to_yaml()}\n---\n"
 
 
 def _on_hub(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/")) and not Path(name).exists()
-
-
-def _base(run: Run) -> str:
-    bases = _bases(run)
-    return ", ".join(dict.fromkeys(bases)) if bases else run.config["agent_model"]["name"]
-
-
-def _bases(run: Run) -> list[str]:
-    """Return the model of each agent; empty where all are adapters on one base."""
-    agents, name = run.config.get("agents") or [], run.config["agent_model"]["name"]
-    if isinstance(agents, list):
-        return agents
-    named = [agent.get("model") or name for agent in agents.values()]
-    local = [base for base, agent in zip(named, _entries(run), strict=True) if not agent.get("api")]
-    bases = [
-        local[0] if agent.get("api") else base
-        for base, agent in zip(named, _entries(run), strict=True)
-    ]
-    return bases if len(set(bases)) > 1 else []
-
-
-def _entries(run: Run) -> list[dict[str, Any]]:
-    """Return what is particular to each agent; empty where nothing is."""
-    agents = run.config.get("agents") or {}
-    return [entry or {} for entry in agents.values()] if isinstance(agents, dict) else []
-
-
-def _played(run: Run, folder: str) -> str:
-    """Return the words for an agent that a service played, whose weights are not here."""
-    by_service = [f"agent_{i}" for i, entry in enumerate(_entries(run)) if entry.get("api")]
-    return " (a service played it; these weights are untrained)" if folder in by_service else ""
-
-
-def _shared(place: Path) -> bool:
-    """Return whether one policy acts for all agents, with networks beside it for each agent."""
-    return (place / HETEROGENEOUS).is_dir()
-
-
-def _ks(run: Run) -> str:
-    """Return the model card's pass@k option, if the run has a pass rate."""
-    return " --k 1,3,5" if "pass_rate" in run.all_names else ""
-
-
-def _names(roles: Sequence[str], folders: Sequence[str]) -> Sequence[str]:
-    """Return the agents' names in Python: their roles, if those are identifiers."""
-    fit = all(role.isidentifier() and not iskeyword(role) and role not in OWN for role in roles)
-    return roles if fit else folders
-
-
-def _roles(run: Run, place: Path, folders: list[str]) -> tuple[str, ...]:
-    if _shared(place):
-        return ("every agent",)
-    if run.config.get(run.algorithm, {}).get("shared_policy"):
-        return ("everyone",)
-    return tuple(run.role(agent) for agent in range(len(folders)))
