@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,7 +76,7 @@ def start(overrides: list[str], fast: bool, folder: str, steps: int) -> tuple[An
     memory.keep_freed()
     train, _ = task_splits.load_both_splits(config.dataset, config.section, work.domain)
     begun = prepare(config, False, False)
-    run = assembly.assemble(begun, work, Signals(), train, [], resume=False)
+    run = assembly.assemble(begun, work, Signals(), train, [], ExitStack())
     if not fast:
         for agent in run.team.agents:
             agent.fast = None

@@ -141,8 +141,10 @@ class MADPOTrainer:
         assert self.round is not None
         pairs = self._pairs(step)
         env_steps = 2 * len(pairs)
-        if not self.section.use_environment_step:
-            env_steps = self._labelled(step)
+        if not self.section.use_environment_step:  # the round's candidates, in its first step
+            begins = step.index - 1 == self.loop.schedule.start_of(self.round.index)
+            labelled = self.round.tasks if begins else ()
+            env_steps = sum(len(item.candidates.candidates_K) for item in labelled)
         span = self.loop.span(env_steps)
         parts = like_parts(len(pairs), self.section.train_batch_size)
         sums = Sums()
@@ -188,13 +190,6 @@ class MADPOTrainer:
             ]
             pairs += interleaved([earlier.train[i] for i in sorted(chosen)], weight)
         return pairs
-
-    def _labelled(self, step: Step) -> int:
-        """Report the round's candidates in its first step: all were scored before it."""
-        assert self.round is not None
-        if step.index - 1 != self.loop.schedule.start_of(self.round.index):
-            return 0
-        return sum(len(item.candidates.candidates_K) for item in self.round.tasks)
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """Make one optimizer step of every trained agent; return their gradient norms."""

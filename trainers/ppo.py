@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -58,7 +59,6 @@ from comlrl.credit.decisions import Decisions
 from comlrl.loop.loop import Loop
 from comlrl.loop.parts import Part, Player
 from comlrl.loop.steps import Rolled
-from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.distributed import Processes
@@ -148,13 +148,11 @@ class PPOTrainer:
 
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
         """Update the policies and the critics; return metrics, bare (means) and of each agent."""
-        acted = [improvement.acted(self.team.processes) for improvement in policies]
         for place, improvement in enumerate(policies):
-            if not acted[place]:
-                continue
-            improvement.metrics |= self._standardize(improvement.policy)
-            with self.team.acting(improvement.policy.agent.index):
-                improvement.metrics |= self._update(place, improvement, rolled)
+            if improvement.acted(self.team.processes):
+                improvement.metrics |= self._standardize(improvement.policy)
+                with self.team.acting(improvement.policy.agent.index):
+                    improvement.metrics |= self._update(place, improvement, rolled)
         values = list(dict.fromkeys(improvement.values for improvement in policies))
         of_critics = self.critics.learn(values, lambda: self._passes(rolled, "critic"))
         of_team = of_critics[0] if self.critics.centralized else {}
@@ -188,32 +186,21 @@ class PPOTrainer:
 
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """Measure what a policy, its reference and a head on its states say of the samples."""
-        section, temperature = self.section, self.sampling.for_agent(index).temperature
+        section, processes = self.section, self.team.processes
         critic = values[0 if self.critics.centralized else self.critics.policies.index(index)]
-        key, states_B = (
-            (self.rollout.seed, "minibatches", rolled.index, 0),
-            rolled.decisions.states_B,
-        )
-        rows_S = rolled.decisions.rows(self.critics.acting(index), self.section.weight_T)
+        rows_S = rolled.decisions.rows(self.critics.acting(index), section.weight_T)
+        key = (self.rollout.seed, "minibatches", rolled.index, 0)
+        first = minibatches(rolled.decisions.states_B, section.train_batch_size, key, processes)
+        if critic.head is None and not self._kl_in_reward:
+            # Credit does not need the first minibatch, which is read by its own update.
+            first = first[1:]
+        reads = partial(action_logprobs, temperature=self.sampling.for_agent(index).temperature)
+        kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
         with self.team.acting(index) as agent:
-
-            def logprobs(batch: TokenBatch) -> ActionLogprobs:
-                return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
-
-            def reference_logprobs(start: Agent, batch: TokenBatch) -> ActionLogprobs:
-                return action_logprobs(start, batch, temperature)
-
-            kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
-            policy = PolicyUpdate(
-                section, self.team, agent, logprobs, reference_logprobs, kl_in_loss
-            )
+            read = partial(reads, agent, entropy=section.entropy_coef > 0)
+            policy = PolicyUpdate(section, self.team, agent, read, reads, kl_in_loss)
             improvement = Improvement(rows_S, policy, critic, {})
-            first = minibatches(states_B, section.train_batch_size, key, self.team.processes)
-            # Where credit does not need it, the first minibatch is read by its own update.
-            needed = critic.head is not None or self._kl_in_reward
             see = None if critic.head is None else critic.see
-            if not needed:
-                first = first[1:]
             policy.measure([improvement.rows(states) for states in first], see)
         if section.kl_coef > 0:
             improvement.metrics["kl_coef"] = self.kl.value
@@ -226,13 +213,10 @@ class PPOTrainer:
         section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
-        for improvement in policies:
-            old, reference_of = (
-                improvement.policy.old,
-                improvement.policy.old.reference.of_completion,
-            )
+        for old in (improvement.policy.old for improvement in policies):
             for number, logprob_L in old.policy.of_completion.items():
-                paid.of_completion[number] = self.kl.value * (logprob_L - reference_of[number])
+                reference_L = old.reference.of_completion[number]
+                paid.of_completion[number] = self.kl.value * (logprob_L - reference_L)
         if section.granularity == "token":
             return paid
         summed, of_turn = PerToken(), paid.of_completion  # those of untrained agents pay nothing

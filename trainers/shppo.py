@@ -113,7 +113,8 @@ class SHPPOTrainer:
         ``rollout``."""
         self.section, self.team, self.policy = section, team, policy
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
-        self.agent = team.agents[0]
+        self.agent, self.num_agents = team.agents[0], section.num_agents
+        self.stages = section.shape.stages
         # What the run started from: B = 0, which changes nothing, unless it was trained before.
         self.start_layer = copy.deepcopy(policy.layer).requires_grad_(False)
         sizes = self.policy.sizes
@@ -149,28 +150,35 @@ class SHPPOTrainer:
     @torch.no_grad()
     def credit(self, rolled: Rolled) -> Samples:
         """Return the rollout's latents beside its states; values, advantages and returns."""
-        decisions, agents = rolled.decisions, range(self._agents)
+        decisions, agents = rolled.decisions, self.num_agents
         sizes, device = self.policy.sizes, self.agent.device
-        first_S = decisions.prompts[:: self._agents]  # of each state, the first agent's decision
-        kept_SN = [[decisions[d + i].completion.latent for i in agents] for d in first_S]
+        first_S = decisions.prompts[::agents]  # of each state, the first agent's decision
+        kept_SN = [[decisions[d + i].completion.latent for i in range(agents)] for d in first_S]
 
         def stack(name: str, width: int) -> torch.Tensor:
             parts = [torch.stack([getattr(latent, name) for latent in row]) for row in kept_SN]
-            stacked = torch.stack(parts) if parts else torch.zeros(0, self._agents, width)
+            stacked = torch.stack(parts) if parts else torch.zeros(0, agents, width)
             return stacked.to(device)
 
         observation_SND = stack("observation_D", sizes["width"])
         before_S = [decisions[d].before for d in first_S]
         parent_S = [decisions[d].state if d >= 0 else -1 for d in before_S]
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, parent_S)
-        values = self._valued(decisions, observation_SND)
-        chains = decisions.chains(stage.start for stage in self._stages)
+        # V of each joint action at each stage, on what is read up to it. The stage's first agent
+        # stands for all of its agents, who have the same value. MAPPO reads by the same
+        # PooledReader and values every completion of the stage. Its mean is over completions;
+        # taking it here would round the sums differently.
+        acting = [stage.start for stage in self.stages]
+        views_S = decisions.views(acting, centralized=True)
+        reader = PooledReader(self.critic, decisions, observation_SND.flatten(0, 1), views_S)
+        values = StepValues(self.section, self.team.processes, reader)
+        chains = decisions.chains(acting)
         advantage = values.credit(chains, decisions.reward, None)
         advantage_CV, return_CV = (
-            part.flat().to(device).view(-1, len(self._stages))
+            part.flat().to(device).view(-1, len(self.stages))
             for part in (advantage, values.returns)
         )
-        states = [decision.state for decision in decisions.numbered[:: self._agents]]
+        states = [decision.state for decision in decisions.numbered[::agents]]
         state_C = torch.tensor(states, dtype=torch.long, device=device)
         epsilon, latent = (stack(n, sizes["latent_dim"]) for n in ("epsilon_K", "value_K"))
         return Samples(
@@ -186,19 +194,6 @@ class SHPPOTrainer:
             advantage_CV=advantage_CV,
             return_CV=return_CV,
         )
-
-    @property
-    def _stages(self) -> tuple[range, ...]:
-        return self.section.shape.stages
-
-    def _valued(self, decisions: Decisions, observation_SND: torch.Tensor) -> StepValues:
-        """Compute V of each joint action at each stage, on what is read up to it. The stage's
-        first agent stands for all of its agents, who have the same value."""
-        # MAPPO reads by the same PooledReader and values every completion of the stage. Its mean is
-        # over completions; taking it here would round the sums differently.
-        views_S = decisions.views([stage.start for stage in self._stages], centralized=True)
-        reader = PooledReader(self.critic, decisions, observation_SND.flatten(0, 1), views_S)
-        return StepValues(self.section, self.team.processes, reader)
 
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
@@ -216,19 +211,15 @@ class SHPPOTrainer:
                     up_to(stage, mu_SNK),
                     up_to(stage, sigma_SNK),
                 )
-                for stage in self._stages
+                for stage in self.stages
             ],
             1,
         )
 
-    @property
-    def _agents(self) -> int:
-        return self.section.num_agents
-
     def learn(self, rolled: Rolled, samples: Samples) -> dict[str, float]:
         """Make the epochs' updates and return what is logged."""
         section, key = self.section, (self.rollout.seed, "minibatches", rolled.index)
-        rows_SN = samples.decisions.rows(range(self._agents), self.section.weight_T)
+        rows_SN = samples.decisions.rows(range(self.num_agents), section.weight_T)
         states, size = samples.decisions.states_B, section.train_batch_size
 
         def rows(chosen: Sequence[int]) -> list[Row]:
@@ -269,10 +260,8 @@ class SHPPOTrainer:
             }
 
         epochs = passes(states, size, section.ppo_epochs, key, rolled.span, self.team.processes)
-        metrics |= (
-            run_epochs(self.team.processes, epochs, section.target_kl, update, after)
-            | policy.before()
-        )
+        metrics |= run_epochs(self.team.processes, epochs, section.target_kl, update, after)
+        metrics |= policy.before()
         return metrics | {
             "value_loss": sum(losses) / len(losses),
             "learning_rate": self.optimizers["actor"].learning_rate,
@@ -282,9 +271,9 @@ class SHPPOTrainer:
         """Return for each completion the advantage of its joint action, at the stage in which
         its agent acts."""
         advantage = PerToken()
-        for stage, advantage_C in zip(self._stages, samples.advantage_CV.T, strict=True):
+        for stage, advantage_C in zip(self.stages, samples.advantage_CV.T, strict=True):
             for action, action_advantage in enumerate(advantage_C.split(1)):
-                numbers = (action * self._agents + agent for agent in stage)
+                numbers = (action * self.num_agents + agent for agent in stage)
                 advantage.of_completion.update(dict.fromkeys(numbers, action_advantage))
         return advantage
 
@@ -293,7 +282,7 @@ class SHPPOTrainer:
     ) -> ActionLogprobs:
         """Compute log π with each token's stored latent in the layer before the head."""
         number_A = batch.completion_RL[batch.action_mask_RL].to(samples.state_C.device)
-        action_A, agent_A = number_A // self._agents, number_A % self._agents
+        action_A, agent_A = number_A // self.num_agents, number_A % self.num_agents
         return action_logprobs(
             agent,
             batch,
@@ -311,7 +300,7 @@ class SHPPOTrainer:
             "advantage_std": deviation,
             "explained_variance": samples.values.explained_variance(),
         }
-        if self._agents > 1 and self.section.latents == "learned":
+        if self.num_agents > 1 and self.section.latents == "learned":
             distances = latent_distances(samples.latent_SNK).flatten()
             metrics["latent/cosine_distance"] = moments(distances, self.team.processes)[1]
         return metrics

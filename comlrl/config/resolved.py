@@ -353,19 +353,6 @@ class Config:
             )
         return min(self.agent_model.max_length, holds)
 
-    def temperature(self, section: CommonConfig) -> float:
-        """Return a section's temperature, or agent_model's where it says null."""
-        temperature = section.temperature
-        return self.agent_model.temperature if temperature is None else temperature
-
-    def top_p(self, section: CommonConfig) -> float | None:
-        """Return a section's nucleus mass, or agent_model's where it says null."""
-        return self.agent_model.top_p if section.top_p is None else section.top_p
-
-    def top_k(self, section: CommonConfig) -> int | None:
-        """Return a section's top-k, or agent_model's where it says null."""
-        return self.agent_model.top_k if section.top_k is None else section.top_k
-
     @property
     def shift(self) -> float:
         """Return the constant that ``reward_processor`` adds to every reward."""

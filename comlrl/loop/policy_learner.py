@@ -207,12 +207,9 @@ class PolicyLearner:
 
     def _policy(self, agent: Agent, rows: Sequence[Row], credit_D: Sequence[float]) -> PolicyUpdate:
         section, temperature = self.section, self.sampling.for_agent(agent.index).temperature
-
-        def logprobs(agent: Agent, batch: TokenBatch) -> ActionLogprobs:
-            return action_logprobs(agent, batch, temperature, entropy=section.entropy_coef > 0)
-
+        read = partial(action_logprobs, temperature=temperature, entropy=section.entropy_coef > 0)
         policy = PolicyUpdate(
-            section, self.team, agent, partial(logprobs, agent), logprobs, section.kl_coef
+            section, self.team, agent, partial(read, agent), read, section.kl_coef
         )
         credit = PerToken()
         for number in (number for row in rows for number in row.indices):

@@ -130,12 +130,10 @@ class Rollout:
         """Grow trees as ``grow`` does, with a key for each, so that a task may have several."""
         return [tree for tree, _ in self._grow(tasks, shape, sampling, keys)]
 
-    def by(
-        self, sampler: Sampler, reward: Reward | None = None, transition: Transition | None = None
-    ) -> Rollout:
-        """Return a copy with another sampler, and optionally another reward and transition."""
+    def by(self, sampler: Sampler, transition: Transition | None = None) -> Rollout:
+        """Return a copy with another sampler, and optionally another transition."""
         return Rollout(
-            sampler, reward or self.reward, transition or self.transition, self.prompts,
+            sampler, self.reward, transition or self.transition, self.prompts,
             seed=self.seed, history=self.builder.history, process=self.process,
             own_rewards=self.own_rewards,
         )  # fmt: skip

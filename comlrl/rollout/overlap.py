@@ -17,7 +17,7 @@ from typing import Protocol
 
 from comlrl.rollout import daemon_threads
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Reward, Sampler, Sampling, Shape, Task, Transition, Tree
+from comlrl.types import Sampler, Sampling, Shape, Task, Transition, Tree
 
 PAUSE = 0.2  # seconds between two attempts to end a growth that is no longer needed
 
@@ -56,23 +56,21 @@ class OverlappedRollout:
         self,
         present: Rollout,
         holding: Holding,
-        reward: Reward,
         transition: Transition,
         weigh: Callable[[Sequence[Tree], Sampling], list[Tree]],
         taken: Callable[[bool], None] = lambda used: None,
     ) -> None:
         """Initialize the rollout.
 
-        ``present``: grows what was not begun in advance. ``reward``, ``transition``: separate ones,
-        for another thread. ``weigh``: gives the completions of older policies their weights.
-        ``taken``: is called once nothing is growing in
-        advance any more, with whether the trees are used.
+        ``present``: grows what was not begun in advance. ``transition``: for another thread.
+        ``weigh``: gives the completions of older policies their weights. ``taken``: is called once
+        nothing is growing in advance any more, with whether the trees are used.
         """
         self.present, self.sampler, self.prompts = present, present.sampler, present.prompts
         self.seed, self.returns_by_agent = present.seed, present.returns_by_agent
         self.grow_each = present.grow_each
         self.holding, self.weigh, self.taken = holding, weigh, taken
-        self._of_thread = present.by(present.sampler, reward, transition)
+        self._of_thread = present.by(present.sampler, transition)
         self._latest: _Growth | None = None
         self._ahead: _Ahead | None = None
 

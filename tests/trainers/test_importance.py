@@ -352,7 +352,6 @@ def test_what_was_sampled_before_an_update_is_corrected_for_it(folder, tmp_path)
     rollout = OverlappedRollout(
         present,
         client,
-        present.reward,
         present.transition,
         corrected.weigh,
     )

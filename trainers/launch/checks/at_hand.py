@@ -72,7 +72,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
             sampling(config, work.roles),
         )
     _check_inputs(config.section)
-    for service in api.members(config).values():
+    for service in api.members(config.agents).values():
         unchecked.append(f"{service.setting}.base_url: '{service.base_url}'; not asked")
     if config.external.mode == "expert_edits" and config.section.num_turns > 1:
         unchecked.append(f"external.expert_model: '{config.external.expert_model}'; not asked")

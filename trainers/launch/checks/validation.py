@@ -21,7 +21,7 @@ def validate(config: Config) -> Work:
     work = resolve_work(config)
     config = config.with_roles(work.roles)
     sampling_settings.check(config, work.roles)
-    vllm.check_addresses(config, work.roles)
+    vllm.check_addresses(config.generation, config.model_names, work.roles)
     return work
 
 

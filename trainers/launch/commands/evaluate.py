@@ -215,7 +215,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     load = LoadWatch()
     deterministic()
     config, section = plan.config, plan.config.section
-    services = api.members(config)
+    services = api.members(config.agents)
     if config.generation.backend != "builtin":
         notice("generation.backend: evaluations take the builtin generator")
     data = config.dataset.name
@@ -228,7 +228,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     sampler = api.mixed(inner, services)
     sampled = evaluated(config, plan.work.roles, plan.greedy)
     evaluated_work = dataclasses.replace(plan.work, program=None) if plan.baseline else plan.work
-    work = evaluated_work.read_by(encoders(config, team))
+    work = evaluated_work.read_by(encoders(config.team, team))
     tasks = tasks[: section.eval_num_samples]
     tasks = fitting(tasks, work, config.dataset, sampler.encode, inner.max_length, sampled)
     chosen_sampler: Any = CachingSampler(sampler, len(team)) if caching else sampler

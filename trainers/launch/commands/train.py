@@ -39,9 +39,7 @@ from comlrl.trainers.launch.wiring.task_splits import load_both_splits
 if TYPE_CHECKING:
     from comlrl.loggers.report.run_data import Run as ReportedRun
     from comlrl.loop.interrupts import Signals
-    from comlrl.loop.records import Logger
     from comlrl.loop.resume import Start
-    from comlrl.types import Reward
 
 Build = Callable[[Run[Any]], Trainer]  # of a train script, which knows its own section's class
 
@@ -88,7 +86,7 @@ def check(config: Config, resume: bool) -> list[str]:
     """Return notices. Raise UserError for what this machine or the run's folder does not have."""
     if config.trackio is not None and importlib.util.find_spec("trackio") is None:
         raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")
-    api.members(config)
+    api.members(config.agents)
     check_free(config.output, resume)
     hub.check_data(config.dataset.name, config.beside)
     models = config.named_models
@@ -231,7 +229,6 @@ def _open(
     from comlrl.loop.resume import write_config
     from comlrl.models import sharding
     from comlrl.processes import cpu_threads, distributed
-    from comlrl.rollout.overlap import OverlappedRollout
 
     load = cpu_threads.LoadWatch()
     distributed.check_gpus()
@@ -250,13 +247,7 @@ def _open(
     load.set_threads(None if restored is None else restored.state)
     # The folder keeps the configuration without the addresses of servers that this run started.
     served = replace(start, config=config)
-    run = assemble(served, work, signals, *tasks, resume=restored is not None)
-    opened.callback(_closing(run.reward))
-    if run.server is not None:
-        opened.callback(run.server.close)
-    if isinstance(run.rollout, OverlappedRollout):
-        opened.callback(run.rollout.close)
-    opened.callback(_closing(run.loop.logger))
+    run = assemble(served, work, signals, *tasks, opened)
     trainer = build(run)
     if restored is not None:
         run.loop.resume(restored, trainer, force=force)
@@ -265,16 +256,6 @@ def _open(
         write_config(start)
     run.loop.logger.begin(run.loop.mark)
     return run, trainer
-
-
-def _closing(closed: Logger | Reward) -> Callable[[], None]:
-    def close() -> None:
-        try:
-            closed.close()
-        except (OSError, UserError) as error:  # the error that ended the run is the one to tell
-            print_error(str(error))
-
-    return close
 
 
 def _finish(run: Run[CommonConfig]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from comlrl.config.resolved import Config
 from comlrl.types import Sampler
 
 if TYPE_CHECKING:
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
 Inner = TypeVar("Inner", bound=Sampler)
 
 
-def members(config: Config, folder: Path | None = None) -> dict[int, ApiMember]:
+def members(agents: Any, folder: Path | None = None) -> dict[int, ApiMember]:
     """Return the services by the agent that each plays.
 
-    ``folder``: of their answers; None: they are in memory only. Raises UserError for a missing
-    key and a malformed address.
+    ``agents``: the key's value. ``folder``: of their answers; None: they are in memory only. Raises
+    UserError for a missing key and a malformed address.
     """
     from comlrl.rollout.api_member import ApiMember  # imports an HTTP client
 
-    entries = config.agents.items() if isinstance(config.agents, Mapping) else ()
+    entries = agents.items() if isinstance(agents, Mapping) else ()
     file = f"process_{os.environ.get('RANK', '0')}.jsonl"
     return {
         i: ApiMember(role, agent.api, cache=folder and folder / f"agent_{i}" / file)

@@ -6,13 +6,15 @@ Heavy rooms are imported inside functions, so that what is refused is refused be
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from comlrl.config.algorithms import CommonConfig, PPOConfig
 from comlrl.config.resolved import Config
-from comlrl.errors import UserError
+from comlrl.config.sections import AgentConfig
+from comlrl.errors import UserError, print_error
 from comlrl.run_files import API
 from comlrl.trainers.launch.wiring import api, vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from comlrl.loop.loop import Loop
     from comlrl.loop.parts import Player
     from comlrl.loop.progress import Progress
+    from comlrl.loop.records import Logger
     from comlrl.loop.resume import Start
     from comlrl.loop.task_schedule import TaskSchedule
     from comlrl.models.agent import Agent
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.latent_sampler import LatentSampler
     from comlrl.rollout.overlap import OverlappedRollout
-    from comlrl.rollout.vllm.sampler import VLLMSampler
     from comlrl.types import Reward, RolloutResult, Sampler, Sampling, Task
 
 
@@ -54,7 +56,6 @@ class Run(Generic[Section]):
     section: Section  # the algorithm's settings
     run_dir: Path
     team: Team  # the agents' models
-    server: VLLMSampler | None  # samples in place of the built-in generator
     reward: Reward
     rollout: Player  # samples and scores the tasks of a step
     loop: Loop  # steps, metrics, evaluations and checkpoints
@@ -69,11 +70,11 @@ def assemble(
     signals: Signals,
     train: list[Task],
     held_out: list[Task],
-    resume: bool,
+    opened: ExitStack,
 ) -> Run[CommonConfig]:
     """Load models, start the reward's workers lazily, and connect the packages' objects.
 
-    ``resume``: the run continues from a checkpoint.
+    ``opened``: closes what has to be closed.
     """
     from comlrl import loggers
     from comlrl.external.expert_edits import Fallbacks
@@ -85,31 +86,45 @@ def assemble(
 
     config, section, run_dir = start.config, start.config.section, start.run_dir
     team, generator, inner = build_agents(start)
-    services = api.members(config, run_dir / API)
+    services = api.members(config.agents, run_dir / API)
     sampler = api.mixed(inner, services)
     sampled, measured = sampling(config, work.roles), evaluated(config, work.roles)
-    work = work.read_by(encoders(config, team))
+    work = work.read_by(encoders(config.team, team))
     reading = (work, config.dataset, sampler.encode, inner.max_length)
     train = fitting(train, *reading, sampled)
     held_out = fitting(held_out, *reading, measured) if held_out else []
     reward, measuring = build_rewards(work)
+    opened.callback(_close, reward)
     fallbacks = Fallbacks() if config.external.mode == "expert_edits" else None
-    server, corrected = vllm.build(
-        config,
-        work.roles,
-        team,
-        run_dir,
-        inner.max_length,
-        sampled,
-        lambda: signals.received is not None,
-    )
+    server, corrected = None, None
+    if config.generation.backend == "vllm":
+        from comlrl.rollout.vllm.sampler import VLLMSampler
+        from comlrl.update.importance import ImportanceWeightedSampler
+
+        servers_N = vllm.servers(
+            config.generation,
+            config.model_names,
+            work.roles,
+            lambda: signals.received is not None,  # a server is not waited for long then
+        )
+        server = VLLMSampler(team, servers_N, run_dir / "vllm", inner.max_length, sampled)
+        opened.callback(server.close)
+        if section.trained_online:
+            cap = config.generation.importance_cap
+            corrected = ImportanceWeightedSampler(team, server, cap)
     rollout = build_player(config, work, corrected or server or sampler, reward, fallbacks)
-    ahead = vllm.overlapped(config, rollout, server, corrected, work, fallbacks)
+    ahead, prefetch = None, None
+    if config.generation.overlap:
+        ahead = vllm.overlapped(rollout, server, corrected, work, fallbacks)
+        prefetch = vllm.prefetch(ahead, team.processes)
+        opened.callback(ahead.close)
     learned = sampled.with_sets(config.generation.max_support)
     playing = build_player(config, work, server or sampler, measuring, fallbacks)
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, inner)
     if distributed.is_main():
+        resume = start.checkpoint is not None
         logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
+        opened.callback(_close, logger)
     best = BestModel(run_dir, save) if config.output.save_best else None
     evaluations = None
     if held_out:
@@ -134,7 +149,7 @@ def assemble(
         evaluations=evaluations,
         signals=signals,
         progress=progress,
-        prefetch=vllm.prefetch(ahead, team.processes),
+        prefetch=prefetch,
     )
     return Run(
         config=config,
@@ -142,7 +157,6 @@ def assemble(
         section=section,
         run_dir=run_dir,
         team=team,
-        server=server,
         reward=reward,
         rollout=ahead or rollout,
         loop=loop,
@@ -152,12 +166,16 @@ def assemble(
     )
 
 
-def encoders(config: Config, team: Team) -> list[PromptEncoder | None]:
+def _close(closed: Logger | Reward) -> None:
+    try:
+        closed.close()
+    except (OSError, UserError) as error:  # the error that ended the run is the one to tell
+        print_error(str(error))
+
+
+def encoders(agents: Sequence[AgentConfig], team: Team) -> list[PromptEncoder | None]:
     """Return what encodes the prompts of each agent; None: a service plays it."""
-    return [
-        None if agent.api is not None else team.actor(i).encoder
-        for i, agent in enumerate(config.team)
-    ]
+    return [None if a.api is not None else team.actor(i).encoder for i, a in enumerate(agents)]
 
 
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:

@@ -30,7 +30,7 @@ def load_agents(trained: Trained) -> tuple[Team, Sampler]:
     from comlrl.trainers.launch.wiring.assembly import build_sampler
 
     config = config_of(trained)
-    services = api.members(config)
+    services = api.members(config.agents)
     team = build_team(config)
     _, sampler = build_sampler(config, team)
     weights.load_weights(trained, team, sampler)

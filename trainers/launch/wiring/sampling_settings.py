@@ -18,15 +18,15 @@ KEYS = tuple(field.name for field in fields(RoleSampling))
 
 def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
     """Return how the agents of the algorithm's section sample, or those of a baseline, by their
-    roles."""
-    section = config.section
-    common = Sampling(
-        0.0 if greedy else config.temperature(section),
-        section.max_new_tokens,
-        config.top_p(section),
-        config.top_k(section),
-        stop=tuple(config.agent_model.stop),
-    )
+    roles. Where the section says null, ``agent_model`` says how."""
+    section, model = config.section, config.agent_model
+    drawn: dict[str, Any] = {
+        name: getattr(model if getattr(section, name) is None else section, name)
+        for name in ("temperature", "top_p", "top_k")
+    }
+    common = Sampling(max_new_tokens=section.max_new_tokens, stop=tuple(model.stop), **drawn)
+    if greedy:
+        common = replace(common, temperature=0.0)
     return _of_team(common, [_with_role(common, config.role_sampling.get(role)) for role in roles])
 
 

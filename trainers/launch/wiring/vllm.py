@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from comlrl.builtin import MODELS
 from comlrl.config.resolved import Config
+from comlrl.config.sections import GenerationConfig
 from comlrl.errors import UserError, notice
 from comlrl.rollout.vllm.replies import KEY
 from comlrl.trainers.launch.wiring.model_size import is_target
@@ -26,7 +27,6 @@ PLACEHOLDERS = ("model", "port", "device")
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
     from comlrl.loop.steps import Step
-    from comlrl.models.team import Team
     from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
@@ -93,9 +93,11 @@ def refuse(config: Config) -> None:
             )
 
 
-def check_addresses(config: Config, roles: Sequence[str]) -> None:
-    """Raise UserError for servers that cannot be reached, or not be started."""
-    generation = config.generation
+def check_addresses(
+    generation: GenerationConfig, models: Sequence[str], roles: Sequence[str]
+) -> None:
+    """Raise UserError for servers that cannot be reached, or not be started. ``models``: of each
+    policy."""
     if generation.backend != "vllm":
         return
     command = generation.vllm_command
@@ -113,7 +115,7 @@ def check_addresses(config: Config, roles: Sequence[str]) -> None:
             )
         if generation.vllm_url is None:
             return
-    for url in itertools.chain(*urls(generation.vllm_url, config.model_names, roles)):
+    for url in itertools.chain(*urls(generation.vllm_url, models, roles)):
         if command is not None and urlsplit(url).port is None:
             raise UserError(
                 f"{KEY}: '{url}' has no port for generation.vllm_command; give e.g. "
@@ -145,7 +147,7 @@ def served(config: Config, roles: Sequence[str], run_dir: Path, opened: ExitStac
             model_of |= dict.fromkeys(group, str(MODELS.get(model, model)))
         started = []
         for number, (address, model) in enumerate(model_of.items()):
-            port, device = str(urlsplit(address).port), _device(config, number)
+            port, device = str(urlsplit(address).port), _device(config.agent_devices, number)
             filled = _filled(command, {"model": model, "port": port, "device": device})
             log = run_dir / f"vllm_server_{number}.log"
             started.append(ServerProcess(filled, address, log))
@@ -169,7 +171,7 @@ def _filled(command: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(quoted, command)
 
 
-def _device(config: Config, number: int) -> str:
+def _device(agent_devices: Sequence[str] | None, number: int) -> str:
     """Return a server's GPU by the name that CUDA_VISIBLE_DEVICES would have it, "" where there
     is none: first those that do not train, then from the first one on."""
     import torch
@@ -178,7 +180,7 @@ def _device(config: Config, number: int) -> str:
 
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-    training = len(set(config.agent_devices or ())) or distributed.local_world_size()
+    training = len(set(agent_devices or ())) or distributed.local_world_size()
     return visible.split(",")[(training + number) % count] if count else ""
 
 
@@ -188,7 +190,7 @@ def check(config: Config, roles: Sequence[str]) -> None:
     if config.generation.backend != "vllm":
         return
     drawn, least = sampling(config, roles), config.agent_model.max_length
-    for index, joined in enumerate(servers(config, roles)):
+    for index, joined in enumerate(servers(config.generation, config.model_names, roles)):
         model, drawn_by = config.model_names[index], drawn.for_agent(index)
         for server in joined.members:
             base, length = server.check()
@@ -226,50 +228,21 @@ def _check_logprobs(server: Server, base: str, drawn: Sampling) -> None:
         ) from error
 
 
-def build(
-    config: Config,
-    roles: Sequence[str],
-    team: Team,
-    run_dir: Path,
-    max_length: int,
-    sampled: Sampling,
-    ending: Callable[[], bool],
-) -> tuple[VLLMSampler | None, ImportanceWeightedSampler | None]:
-    """Build the client of the servers that sample in the generator's place, and, where the
-    samples' policy is trained, the same with what corrects for it. ``ending``: whether the run
-    was asked to end, which then does not wait long for a server."""
-    if config.generation.backend == "builtin":
-        return None, None
-    from comlrl.rollout.vllm.sampler import VLLMSampler
-    from comlrl.update.importance import ImportanceWeightedSampler
-
-    servers_N = servers(config, roles, ending)
-    engine = VLLMSampler(team, servers_N, run_dir / "vllm", max_length, sampled)
-    if not config.section.trained_online:
-        return engine, None
-    return engine, ImportanceWeightedSampler(team, engine, config.generation.importance_cap)
-
-
 def overlapped(
-    config: Config,
     rollout: Rollout | ProgramRollout,
     server: VLLMSampler | None,
     corrected: ImportanceWeightedSampler | None,
     work: Work,
     fallbacks: Fallbacks | None,
-) -> OverlappedRollout | None:
-    """Wrap the rollout so that it may grow its next trees while models are updated; None: not
-    configured."""
-    if not config.generation.overlap:
-        return None
+) -> OverlappedRollout:
+    """Wrap the rollout so that it may grow its next trees while models are updated."""
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
 
     assert isinstance(rollout, Rollout), "check_program refuses others"
     assert server is not None and corrected is not None
-    reward = rollout.reward
     if fallbacks is None:
-        return OverlappedRollout(rollout, server, reward, rollout.transition, corrected.weigh)
+        return OverlappedRollout(rollout, server, rollout.transition, corrected.weigh)
     ahead = type(fallbacks)()  # those of the step that is grown ahead, until it is logged
     transition = work.mode.build(work.prompts, ahead)
 
@@ -277,15 +250,11 @@ def overlapped(
         fallbacks.count += ahead.count if used else 0
         ahead.count = 0
 
-    return OverlappedRollout(rollout, server, reward, transition, corrected.weigh, taken)
+    return OverlappedRollout(rollout, server, transition, corrected.weigh, taken)
 
 
-def prefetch(
-    rollout: OverlappedRollout | None, processes: Processes
-) -> Callable[[Step | None], None] | None:
-    """Return what has the next step's trees grown beforehand; None: not configured."""
-    if rollout is None:
-        return None
+def prefetch(rollout: OverlappedRollout, processes: Processes) -> Callable[[Step | None], None]:
+    """Return what has the next step's trees grown beforehand."""
 
     def begin(step: Step | None) -> None:
         if step is None:
@@ -297,13 +266,16 @@ def prefetch(
 
 
 def servers(
-    config: Config, roles: Sequence[str], ending: Callable[[], bool] = lambda: False
+    generation: GenerationConfig,
+    models: Sequence[str],
+    roles: Sequence[str],
+    ending: Callable[[], bool] = lambda: False,
 ) -> tuple[Servers, ...]:
     """Return the servers of each policy; one object for policies with the same servers."""
     from comlrl.rollout.vllm.servers import Servers
 
-    urls_N = urls(config.generation.vllm_url, config.model_names, roles)
-    patience = config.generation.vllm_patience
+    urls_N = urls(generation.vllm_url, models, roles)
+    patience = generation.vllm_patience
     made = {group: Servers(group, patience, ending=ending) for group in dict.fromkeys(urls_N)}
     return tuple(made[group] for group in urls_N)
 

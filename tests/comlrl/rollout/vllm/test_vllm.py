@@ -459,8 +459,3 @@ def test_raw_log_probabilities_are_right_at_temperature_1(server):
     server.processed = False
     given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
     vllm.check(config(**given, agent_model__temperature=1.0, agent_model__top_p=1.0), ("a", "b"))
-
-
-def test_the_builtin_needs_no_engine(tmp_path):
-    agents = team()
-    assert vllm.build(config(), (), agents, tmp_path, 512, SAMPLING, bool) == (None, None)

@@ -43,7 +43,7 @@ class Overlapped:
         rollout, self.team = self.trainer.rollout, self.trainer.team
         weigh = ImportanceWeightedSampler(self.team, rollout.sampler, 1e9).weigh
         processes = self.team.processes
-        self.ahead = OverlappedRollout(rollout, self, rollout.reward, rollout.transition, weigh)
+        self.ahead = OverlappedRollout(rollout, self, rollout.transition, weigh)
         self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
         self._prefetch = vllm.prefetch(self.ahead, processes)
 
@@ -216,12 +216,6 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
     assert run.trainer.loop.counters.steps == 1 and not run.begun
 
 
-def test_nothing_is_asked_ahead_unless_wanted():
-    assert (
-        vllm.overlapped(config(), None, None, None, None, None) is vllm.prefetch(None, None) is None
-    )
-
-
 def test_checkpoints_after_each_step_leave_nothing_to_overlap():
     given = {"generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000"}
     with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; give save_st"):
@@ -248,4 +242,5 @@ def test_a_command_s_placeholders_are_filled_in():
 def test_what_cannot_be_started_is_refused(keys, key):
     given = {f"generation__{name}": value for name, value in keys.items()}
     with pytest.raises(UserError, match=rf"^generation\.{key}: "):
-        vllm.check_addresses(config(generation__backend="vllm", **given), ("aux", "main"))
+        made = config(generation__backend="vllm", **given)
+        vllm.check_addresses(made.generation, made.model_names, ("aux", "main"))
