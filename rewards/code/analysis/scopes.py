@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 _COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SCOPES = Definition | ast.Lambda | ast.ClassDef | _COMPREHENSIONS
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -47,6 +46,7 @@ class Names:
     def __init__(self, statement: ast.stmt) -> None:
         self._scopes: list[Scope] = []
         self._pending: list[tuple[ast.AST, str, Scope]] = []
+        self._visited: set[ast.AST] = set()
         module = Scope(node=ast.Module([], []), parent=None)
         self._visit(statement, module)
         self.variables: dict[ast.AST, Variable] = {
@@ -65,34 +65,23 @@ class Names:
             if scope is None and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
         )
 
-    def _visit(self, node: ast.AST, outer: Scope) -> None:
-        """Read the names that a node binds in the enclosing scope."""
-        if isinstance(node, _FUNCTIONS | ast.ClassDef | _COMPREHENSIONS):
-            self._enter(node, outer)
+    def _visit(self, node: ast.AST, scope: Scope) -> None:
+        """Read the names of a node that stands in a scope."""
+        if node in self._visited:
             return
+        self._visited.add(node)
+        self._bind(node, scope)
         if isinstance(node, ast.NamedExpr):  # in a comprehension it binds around that
-            holder: Scope = outer
+            holder = scope
             while isinstance(holder.node, _COMPREHENSIONS) and holder.parent is not None:
                 holder = holder.parent
             self._visit(node.target, holder)
-            self._visit(node.value, outer)
-            return
-        self._bind(node, outer)
-        if isinstance(node, ast.arg):  # its annotation belongs around the function
-            return
+        elif isinstance(node, _SCOPES):
+            for child in _outside(node):
+                self._visit(child, scope)
+            scope = Scope(node=node, parent=scope)
+            self._scopes.append(scope)
         for child in ast.iter_child_nodes(node):
-            self._visit(child, outer)
-
-    def _enter(self, node: ast.AST, outer: Scope) -> None:
-        scope = Scope(node=node, parent=outer)
-        self._scopes.append(scope)
-        if isinstance(node, Definition | ast.ClassDef):
-            outer.bound.add(node.name)
-            self._pending.append((node, node.name, outer))
-        inside, outside = _split(node)
-        for child in outside:
-            self._visit(child, outer)
-        for child in inside:
             self._visit(child, scope)
 
     def _bind(self, node: ast.AST, scope: Scope) -> None:
@@ -102,7 +91,10 @@ class Names:
                 if not isinstance(node.ctx, ast.Load):
                     scope.bound.add(name)
             case (
-                ast.arg(arg=name)
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.arg(arg=name)
                 | ast.MatchAs(name=str(name))
                 | ast.MatchStar(name=str(name))
                 | ast.MatchMapping(rest=str(name))
@@ -117,45 +109,21 @@ class Names:
                 scope.nonlocals.update(names)
             case ast.ExceptHandler(name=str(name)):
                 scope.bound.add(name)
-            case _ if type(node).__name__ in ("TypeVar", "ParamSpec", "TypeVarTuple", "TypeAlias"):
-                scope.bound.add(getattr(node.name, "id", node.name))  # type: ignore[attr-defined,arg-type]
+            case _ if type(node).__name__ in ("TypeVar", "ParamSpec", "TypeVarTuple"):
+                scope.bound.add(node.name)  # type: ignore[attr-defined]
 
 
-def _split(node: ast.AST) -> tuple[Iterator[ast.AST], Iterator[ast.AST]]:
-    """Split a scope's children into those inside it and those of the enclosing scope."""
-    outside: list[ast.AST] = []
-    if isinstance(node, Definition):
-        outside += node.decorator_list
-        outside += _annotations(node)
-    if isinstance(node, _FUNCTIONS):
-        arguments = node.args
-        outside += [*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)]
-    elif isinstance(node, ast.ClassDef):
-        outside += [*node.decorator_list, *node.bases, *node.keywords]
-    elif isinstance(node, _COMPREHENSIONS):
-        outside.append(node.generators[0].iter)
-    skipped = {id(child) for child in outside}
-    return iter(_inner(node, skipped)), iter(outside)
-
-
-def _annotations(node: Definition) -> Iterator[ast.expr]:
-    arguments = node.args
-    for each in (
-        *arguments.posonlyargs,
-        *arguments.args,
-        arguments.vararg,
-        *arguments.kwonlyargs,
-        arguments.kwarg,
-    ):
-        if each is not None and each.annotation is not None:
-            yield each.annotation
-    if node.returns is not None:
-        yield node.returns
-
-
-def _inner(node: ast.AST, skipped: set[int]) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.arguments | ast.comprehension):
-            yield from _inner(child, skipped)
-        elif id(child) not in skipped:
-            yield child
+def _outside(node: ast.AST) -> list[ast.AST]:
+    """Return the parts of a scope's node that are evaluated in the enclosing scope."""
+    match node:
+        case ast.ClassDef():
+            return [*node.decorator_list, *node.bases, *node.keywords]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            parts = [*ast.iter_child_nodes(node.args)]  # parameters and defaults
+            outside = [p.annotation if isinstance(p, ast.arg) else p for p in parts]
+            if not isinstance(node, ast.Lambda):
+                outside += [*node.decorator_list, node.returns]
+            return [part for part in outside if part is not None]
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return [node.generators[0].iter]
+    return []
