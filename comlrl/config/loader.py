@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,14 @@ class Loader:
 
     def _built(self) -> Config:
         off = set(OPTIONAL_SECTIONS) - self._present
-        sections = {n: self._section(n) for n in self.algorithm_sections}
-        shared: dict[str, Any] = {n: None if n in off else self._section(n) for n in SECTIONS}
+        values = {n: OmegaConf.to_object(v) for n, v in self._values.items() if n not in off}
+        sections: Any = {n: values[n] for n in self.algorithm_sections}
+        shared: dict[str, Any] = {n: values.get(n) for n in SECTIONS}
+        devices = self._root.agent_devices
         return Config(
             algorithm=self.algorithm,
             agents=_agents(self._root.agents),
-            agent_devices=_tuple(self._root.agent_devices),
+            agent_devices=None if devices is None else tuple(devices),
             domain=self._root.domain,
             prompts=dict(self._root.prompts),
             seed=self._root.seed,
@@ -183,9 +185,6 @@ class Loader:
         if notice not in self.notices:
             self.notices.append(notice)
         section.update(meant)
-
-    def _section(self, name: str) -> Any:
-        return OmegaConf.to_object(self._values[name])
 
     def leaves(self, tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in tree.items():
@@ -372,7 +371,3 @@ def _agents(value: Any) -> tuple[str, ...] | dict[str, AgentConfig] | None:
             settings["train"] = False
         agents[role] = dataclasses.replace(agent, **settings)
     return agents or None
-
-
-def _tuple(items: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if items is None else tuple(items)

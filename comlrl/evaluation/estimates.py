@@ -35,7 +35,6 @@ def evaluate(
     shape: Shape,
     sampling: Sampling,
     samples: int = 1,
-    key: tuple = ("eval",),
     *,
     processes: Processes,
 ) -> list[RolloutResult]:
@@ -47,14 +46,13 @@ def evaluate(
     def grow(shard: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
         return rollout.grow_each(shard, shape.chain, sampling, keys)
 
-    return repeat(grow, tasks, samples, key, processes=processes)
+    return repeat(grow, tasks, samples, processes=processes)
 
 
 def repeat(
     grow: Grow,
     tasks: Sequence[Task],
     samples: int = 1,
-    key: tuple = ("eval",),
     *,
     processes: Processes,
 ) -> list[RolloutResult]:
@@ -64,7 +62,7 @@ def repeat(
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))
-        keys = [(*key, number) for number in numbers for _ in shard]
+        keys = [("eval", number) for number in numbers for _ in shard]
         grown += grow(shard * len(numbers), keys)
     of_sample = [grown[s * len(shard) : (s + 1) * len(shard)] for s in range(samples)]
     return [tree for trees in of_sample for tree in processes.gather(trees)]

@@ -39,23 +39,29 @@ class BestModel:
         """
         if self.facts is not None and facts["reward_mean"] <= self.facts["reward_mean"]:
             return
-        partial = self.run_dir / PARTIAL
-        if distributed.is_main():
-            files.remove(partial)
-        self.save(partial)
-        if distributed.is_main():
-            files.replace(partial / FACTS, json.dumps(facts, indent=1) + "\n")
-            self._put_in_place()
+
+        def save(folder: Path) -> None:
+            self.save(folder)
+            if distributed.is_main():
+                files.replace(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+
+        replace_folder(self.run_dir / BEST_MODEL, save)
         self.facts = dict(facts)
 
     def _recover(self) -> dict[str, float] | None:
         final, partial, old = (self.run_dir / name for name in (BEST_MODEL, PARTIAL, OLD))
         if not final.exists() and (partial / FACTS).exists():  # killed between two renames
-            self._put_in_place()
+            files.put_in_place(partial, final, old)
         files.remove(partial)
         files.remove(old)
         return json.loads((final / FACTS).read_text(encoding="utf-8")) if final.exists() else None
 
-    def _put_in_place(self) -> None:
-        names = (PARTIAL, BEST_MODEL, OLD)
-        files.put_in_place(*(self.run_dir / name for name in names))
+
+def replace_folder(path: Path, save: Callable[[Path], None]) -> None:
+    """Write a folder beside ``path`` by ``save``, which all processes call, and rename it there."""
+    partial, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
+    if distributed.is_main():
+        files.remove(partial)
+    save(partial)
+    if distributed.is_main():
+        files.put_in_place(partial, path, old)

@@ -20,14 +20,9 @@ class Evaluations:
     cadence: Cadence
     best: BestModel | None = None
 
-    def due(self, counters: Counters, over: bool) -> bool:
-        """Return whether an evaluation is due: before the first step, at the cadence, and after
-        the last; once at each."""
-        return self.due_after(counters, counters.steps, over)
-
-    def due_after(self, counters: Counters, steps: int, over: bool) -> bool:
-        """Return whether an evaluation is due at the end of training step ``steps``, which may
-        lie ahead."""
+    def due(self, counters: Counters, steps: int, over: bool) -> bool:
+        """Return whether an evaluation is due after training step ``steps``, which may lie ahead:
+        before the first step, at the cadence, and after the last; once at each."""
         last = counters.evaluated
         return last != steps and self.cadence.due(last, steps, over)
 

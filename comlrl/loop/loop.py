@@ -158,8 +158,9 @@ class Loop:
         present = self.schedule.round_of(self.counters.steps)
         self._reach()
         if rounds is not None:
-            with self._stage():
-                rounds.begin_round(present)
+            started = time.monotonic()
+            rounds.begin_round(present)
+            self.counters.train_seconds += time.monotonic() - started
         self.checkpoints.begin(trainer.parts())
         self.signals.defer()
         self._evaluate_if_due(extra_metrics)
@@ -265,13 +266,6 @@ class Loop:
         self.counters.sampled_tokens += tokens
         self.counters.env_steps += env_steps
 
-    @contextlib.contextmanager
-    def _stage(self) -> Iterator[None]:
-        """Time a part of training before the first step as part of the steps."""
-        started = time.monotonic()
-        yield
-        self.counters.train_seconds += time.monotonic() - started
-
     @property
     def notes(self) -> Mapping[str, Any]:
         """Return the state that stages beside the training steps keep in checkpoints, by name."""
@@ -370,7 +364,7 @@ class Loop:
         """
         if self.section.save_steps is not None:
             return self.checkpoints.cadence.due(self.checkpoints.steps, steps, over)
-        if self.evaluations is not None and self.evaluations.due_after(self.counters, steps, over):
+        if self.evaluations is not None and self.evaluations.due(self.counters, steps, over):
             return True
         if self._late_at[0] != steps:
             late = time.monotonic() - self._saved >= SAVE_SECONDS
@@ -383,8 +377,9 @@ class Loop:
             raise Interrupted(number, self.save())
 
     def _evaluate_if_due(self, extra_metrics: ExtraMetrics | None) -> None:
-        if self.evaluations is not None and self.evaluations.due(self.counters, self._over):
-            self._evaluate(self.evaluations, extra_metrics)
+        done, evaluations = self.counters, self.evaluations
+        if evaluations is not None and evaluations.due(done, done.steps, self._over):
+            self._evaluate(evaluations, extra_metrics)
 
     def _evaluate(self, evaluations: Evaluations, extra_metrics: ExtraMetrics | None) -> None:
         # Several processes evaluate together: there one cannot leave in the middle.

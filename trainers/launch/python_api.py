@@ -36,7 +36,7 @@ from comlrl.trainers.launch.python_objects import (
     sources_of,
     task_splits,
 )
-from comlrl.trainers.launch.wiring import hub, weights
+from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.life_cycle import life_cycle
 from comlrl.trainers.launch.wiring.load import config_of
 from comlrl.types import Reward, Score, Task
@@ -172,8 +172,6 @@ def train(
                     work = replace(work, sources=(*work.sources, *target.sources))
             for text in notices + check(resolved, bool(resume)):
                 notice(text)
-            named = [("dataset.name", resolved.dataset.name), *resolved.named_models]
-            hub.check_reachable(named, resolved.beside)
             build = importlib.import_module(f"comlrl.train_{algorithm}").build
             execute(resolved, work, build, life, bool(resume), resume == "force")
     if life.code or life.loop is None:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comlrl import files
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError, notice, print_error
@@ -74,8 +73,6 @@ def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCy
             _dry_run(config, work, arguments.check_solutions)
     if only_checks:
         return
-    named = [("dataset.name", config.dataset.name), *config.named_models]
-    hub.check_reachable(named, config.beside)
     if arguments.measure:
         _measure(algorithm, arguments, config, build, life)
     else:
@@ -145,6 +142,8 @@ def execute(
 
     ``pages``: write the report and the model card. Raises what ends the run, for ``life``.
     """
+    named = [("dataset.name", config.dataset.name), *config.named_models]
+    hub.check_reachable(named, config.beside)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from comlrl.loop.resume import prepare
     from comlrl.loop.run_lock import hold
@@ -260,18 +259,14 @@ def _open(
 
 def _finish(run: Run[CommonConfig]) -> None:
     """Write the final model and the summary."""
+    from comlrl.loop.best_model import replace_folder
     from comlrl.loop.summary import write_summary
     from comlrl.processes import distributed
 
     run.loop.progress.begin("saving the result")
     final, networks = run.run_dir / FINAL_MODEL, heterogeneous_policy(run.rollout.sampler)
     if run.config.keeps_final_model:  # a continued run already has an earlier one
-        partial, old = (run.run_dir / f".{final.name}.{name}" for name in ("partial", "old"))
-        if distributed.is_main():
-            files.remove(partial)
-        run.save(partial)
-        if distributed.is_main():
-            files.put_in_place(partial, final, old)
+        replace_folder(final, run.save)
     elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
         networks.save(final)  # SHPPO's are small
     write_summary(run.loop, run.config.algorithm)

@@ -21,7 +21,7 @@ from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
 from comlrl.tasks.datasets import split_size
-from comlrl.trainers.launch.cost.memory import held
+from comlrl.trainers.launch.cost.memory import held, times
 from comlrl.trainers.launch.cost.tree_size import growth, levels, scored, training_steps
 from comlrl.trainers.launch.wiring.assembly import build_schedule
 from comlrl.trainers.launch.wiring.model_size import model_size
@@ -78,7 +78,7 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
             f"{'evaluations':<22}{_number(passes)}  of {_number(held_out)} tasks, {calls}",
         ]
         each = config.program.max_calls if config.program.replaces_turns else online.num_turns
-        requests = _times(held_out, online.eval_answers * each)
+        requests = times(held_out, online.eval_answers * each)
         lines += [f"{f'API calls of {r} ≤':<22}{_number(requests)} each" for r in services.values()]
     lines.append("")
     for name in models:
@@ -254,9 +254,9 @@ def _preferences(
     calls = None if each is None else sum(math.ceil(n / size) for n in each) * decoders
     tokens = None if labelled is None else labelled * count * sum(limits_N)
     lines = [
-        f"{'candidates':<22}{_number(_times(labelled, candidates))}  {candidates} for each task, "
+        f"{'candidates':<22}{_number(times(labelled, candidates))}  {candidates} for each task, "
         f"in {_number(calls)} generation calls, ≤ {_number(tokens)} tokens",
-        f"{'preference pairs ≤':<22}{_number(_times(labelled, pairs))}  {pairs} of each task",
+        f"{'preference pairs ≤':<22}{_number(times(labelled, pairs))}  {pairs} of each task",
     ]
     if sampled.number > 1:
         of = "of all tasks" if schedule is None else f"of {schedule.length_of(0)} tasks"
@@ -270,10 +270,6 @@ def _evaluation_calls(section: CommonConfig, decoders: int, tasks: int | None) -
     batches = math.ceil(section.eval_answers / at_once(AT_ONCE if tasks is None else tasks))
     number = decoders * deep * batches
     return f"{number} generation call{'' if number == 1 else 's'} each"
-
-
-def _times(value: int | None, factor: int) -> int | None:
-    return None if value is None else value * factor
 
 
 def _number(value: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from comlrl.config.algorithms import CommonConfig
 from comlrl.config.resolved import Config
@@ -12,6 +12,7 @@ from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.trainers.launch.cost.tree_size import Level, levels
 from comlrl.trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
 
+Number = TypeVar("Number", int, float)
 ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
 
 
@@ -40,7 +41,7 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
     sizes = [by_name[name] for name in (names[:1] if shares else names)]
     total = _sum([s.parameters for s in sizes])
     dtype = model.torch_dtype.replace("auto", "bfloat16 (on most CPUs float32: twice)")
-    rows = [Held("weights", _times(total, width), dtype)]
+    rows = [Held("weights", times(total, width), dtype)]
     moved = [agent.train for agent in config.team[:policies]]
     policies = sum(moved)
     if not shares:
@@ -50,12 +51,12 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
         of_trained = [a for a, trained in zip(adapters, moved, strict=False) if trained]
         adapters = adapters[:1] * policies if shares else of_trained
         why = f"{policies} in float32 with gradients and Adam's moments; a few % of the weights"
-        rows.append(Held("adapters", _times(_sum(adapters), ADAPTER_BYTES), why))
+        rows.append(Held("adapters", times(_sum(adapters), ADAPTER_BYTES), why))
     else:
         adds, why = training_adds(width)
-        rows.append(Held("training adds", _times(total, adds), why))
+        rows.append(Held("training adds", times(total, adds), why))
         if any(section.needs_reference for section in config.sections.values()):
-            rows.append(Held("reference adds", _times(total, width), "frozen copies"))
+            rows.append(Held("reference adds", times(total, width), "frozen copies"))
     if config.generation.backend == "builtin":
         prompt = model.max_length - max(limits_N)
         widest = max(levels(online), key=lambda level: level.nodes)
@@ -65,7 +66,7 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
         cache = max((s.cache for s in sizes if s.cache), default=None)
         where = ", in evaluations" if slots > trained else ""
         why = f"{slots:,.0f} tokens at once{where}"
-        rows.append(Held("generation cache ≤", _times(cache, slots * width), why))
+        rows.append(Held("generation cache ≤", times(cache, slots * width), why))
     rows += _critics(online, lora, width)
     rows += _reward_model(config.section, names[-1], width)
     rows.append(_activations(sizes, width))
@@ -121,12 +122,12 @@ def _critics(section: CommonConfig, lora: LoraSection, width: float) -> Iterator
     size, count = model_size(name), section.critics
     many = f"{count} critic{'s' if count > 1 else ''}"
     if not lora.enabled:
-        each = _times(size.parameters, width + training_adds(width)[0])
-        yield Held("critic model", _times(each, count), f"{many} with Adam")
+        each = times(size.parameters, width + training_adds(width)[0])
+        yield Held("critic model", times(each, count), f"{many} with Adam")
         return
     why = f"{name}, beside the agents' own"
-    yield Held("critic model", _times(size.parameters, width), why)
-    adapters = _times(size.adapter(lora), count * ADAPTER_BYTES)
+    yield Held("critic model", times(size.parameters, width), why)
+    adapters = times(size.adapter(lora), count * ADAPTER_BYTES)
     yield Held("critic adapters", adapters, f"{many} in float32 with Adam's moments")
 
 
@@ -135,7 +136,7 @@ def _reward_model(section: CommonConfig, agents_model: str, width: float) -> Ite
         name = section.other_models.get("reward_model_name", agents_model)
         parameters = model_size(name).parameters
         share = 1 if section.fitted_reward_model == "head" else 4
-        yield Held("reward model ≤", _times(parameters, share * width), "while trained")
+        yield Held("reward model ≤", times(parameters, share * width), "while trained")
 
 
 def _activations(sizes: Sequence[ModelSize], width: float) -> Held:
@@ -153,5 +154,6 @@ def _sum(values: Sequence[int | None]) -> int | None:
     return None if None in values else sum(v for v in values if v is not None)
 
 
-def _times(value: float | None, factor: float) -> float | None:
+def times(value: Number | None, factor: Number) -> Number | None:
+    """Multiply; None: unknown."""
     return None if value is None else value * factor

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def refuse(config: Config) -> None:
     """Raise UserError for what a server, which holds one model and adapters on it, cannot
     sample for."""
-    generation, section = config.generation, config.online
+    generation, section = config.generation, config.section
     if config.distributed.strategy == "fsdp":
         if generation.backend != "vllm":
             raise UserError(
@@ -49,7 +49,7 @@ def refuse(config: Config) -> None:
                 "would gather every layer for every token; give generation.backend=vllm, or "
                 "distributed.strategy=replicate"
             )
-        if config.section.fits_reward_model:
+        if section.fits_reward_model:
             raise UserError(
                 f"distributed.strategy: fsdp with {config.algorithm}, whose reward model is "
                 "trained whole; give replicate"
@@ -61,12 +61,11 @@ def refuse(config: Config) -> None:
                 "weights that an update moves; give 0, or generation.backend=vllm"
             )
         return
-    if generation.overlap and config.section.rounds is not None:
+    if generation.overlap and section.rounds is not None:
         raise UserError(
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
             "next is not known while a step updates; give 0"
         )
-    section = config.section
     key = "eval_interval" if section.save_steps is None else "save_steps"
     if generation.overlap and getattr(section, key) == 1:
         raise UserError(
