@@ -82,19 +82,27 @@ class Saved:
         return [] if isinstance(agents, list) else list(agents.values())
 
     @property
-    def bases(self) -> list[str]:
-        """Return the model of each agent; empty where all are adapters on one base."""
-        agents, name = self.run.config.get("agents") or [], self.run.config["agent_model"]["name"]
-        if isinstance(agents, list):
-            return agents
-        local = [a.get("model") or name for a in self.particulars if not a.get("api")]
-        bases = [local[0] if a.get("api") else a.get("model") or name for a in self.particulars]
-        return bases if len(set(bases)) > 1 else []
-
-    @property
     def models(self) -> list[str]:
         """Return the different base models."""
-        return list(dict.fromkeys(self.bases)) or [self.run.config["agent_model"]["name"]]
+        return list(dict.fromkeys(self._models_N))
+
+    @property
+    def bases(self) -> list[str]:
+        """Return the model of each agent; empty where all are adapters on one base."""
+        return self._models_N if len(self.models) > 1 else []
+
+    @property
+    def _models_N(self) -> list[str]:
+        """Return a model for each agent that the configuration lists, or the run's one model."""
+        agents, name = self.run.config.get("agents"), self.run.config["agent_model"]["name"]
+        if isinstance(agents, list):
+            return agents
+        local = [agent.get("model") or name for agent in self.particulars if not agent.get("api")]
+        # An agent behind an API is on no base: the others' stands for it.
+        return [
+            local[0] if agent.get("api") else agent.get("model") or name
+            for agent in self.particulars
+        ] or [name]
 
 
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:

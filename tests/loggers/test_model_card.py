@@ -54,6 +54,14 @@ def test_card_names_roles_results_and_the_way_back(run_dir):
     assert (run_dir / "final_model" / "agent_1" / "README.md").read_text() == text
 
 
+def test_card_names_the_model_that_all_agents_override_to(run_dir):
+    model = {"model": "Qwen/Qwen2.5-Coder-3B"}
+    _with(run_dir, agent_model={"name": "another/model"}, agents={"aux": model, "main": model})
+    text = write_model_card(run_dir).read_text()
+    assert _front_matter(text)["base_model"] == "Qwen/Qwen2.5-Coder-3B"
+    assert "another/model" not in text
+
+
 def test_front_matter_names_what_a_hub_knows_and_nothing_local(run_dir):
     _with(
         run_dir,
