@@ -25,7 +25,7 @@ class Sampler(Protocol):
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Sample each agent's requests: result[agent][request] has one completion for each key.
+        """Return for each request of each agent one completion for each of its keys.
 
         Raises NonFiniteError if logits are not finite.
         """
