@@ -31,6 +31,7 @@ from comlrl.update.losses import policy_gradient
 from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support import tiny_models
+from tests.support.processes import children
 from tests.support.runs import Process, Zygote, metrics, newest_step, small
 
 
@@ -167,13 +168,6 @@ def test_agents_are_placed_where_agent_devices_says() -> None:
 
 
 # Workers and services
-
-
-def children(pid: int) -> list[int]:
-    listed: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        listed += map(int, (task / "children").read_text().split())
-    return listed
 
 
 def test_sandbox_worker_killed_from_outside(zygote: Zygote, tmp_path: Path) -> None:

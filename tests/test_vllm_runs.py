@@ -17,6 +17,7 @@ import pytest
 from fastapi import HTTPException
 
 from tests.support.fake_vllm import FakeVLLM
+from tests.support.processes import is_running
 from tests.support.runs import ROOT, Process, Zygote, newest_step
 from tests.support.vllm_runs import (
     A_STEP,
@@ -379,14 +380,6 @@ def test_several_servers_of_several_models(zygote: Zygote, tmp_path: Path) -> No
     assert agents == [{"agent_0"}, {"agent_0"}, {"agent_1"}]
     assert fakes[1].adapters == fakes[2].adapters == {}
     assert any("sampling_params" in body for body in fakes[1].asked)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_servers_that_a_run_starts_end_with_it(zygote: Zygote, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.support import tiny_models
+from tests.support.processes import children
 from tests.support.runs import (
     ALGORITHMS,
     ROOT,
@@ -275,8 +276,7 @@ def test_a_process_that_dies_brings_the_run_down(
     while newest_step(folder) < 2:
         assert run.poll() is None
         time.sleep(0.1)
-    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-    os.kill(int(children[-1]), signal.SIGKILL)
+    os.kill(children(run.pid)[-1], signal.SIGKILL)
     output, _ = run.communicate(timeout=300)
     assert run.returncode != 0
     assert "SIGKILL" in output or "Signal 9" in output, output

@@ -17,6 +17,7 @@ from comlrl.errors import UserError
 from comlrl.programs.command import play_command
 from comlrl.programs.loading import load_program
 from tests.support.played import TASKS, played
+from tests.support.processes import is_running
 
 CLIENT = """
 import json, sys, openai
@@ -72,9 +73,9 @@ time.sleep(600)
             break
     assert len(children) >= 2
     deadline = time.monotonic() + 60
-    while any(map(_alive, children)) and time.monotonic() < deadline:
+    while any(map(is_running, children)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_alive, children))
+    assert not any(map(is_running, children))
 
 
 LIMITED = """
@@ -120,13 +121,6 @@ def test_more_episodes_than_the_process_may_have_files_for():
 
 def test_a_rollout_raises_the_soft_limit_of_open_files():
     assert limited(64, 1024, 8, "connect") == 100
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from comlrl.rewards.sandbox import levels, pool
 from comlrl.rewards.sandbox.launch import SandboxError
 from comlrl.types import JointAction
 from tests.support.fakes import code_task
+from tests.support.processes import children, is_running
 from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
@@ -106,22 +107,14 @@ def test_a_dead_worker_is_replaced_and_only_its_program_fails():
     assert all(s.value == pytest.approx(2.1) for s in scores[2:])
 
 
-def has_ended(pid: str) -> bool:
-    """Gone, or waiting to be asked for its status."""
-    try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def test_a_dead_sandbox_is_replaced_unnoticed():
     with CodeReward(workers=1) as reward:
         reward.score(actions(squares(1)[0]))
         judge = workers(reward)[0].process.pid
-        children = Path(f"/proc/{judge}/task/{judge}/children").read_text().split()
-        for child in children:
-            os.kill(int(child), signal.SIGKILL)
-        while not all(map(has_ended, children)):
+        interpreters = children(judge)
+        for pid in interpreters:
+            os.kill(pid, signal.SIGKILL)
+        while any(map(is_running, interpreters)):
             time.sleep(0.01)
         assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
         assert workers(reward)[0].process.pid == judge
@@ -180,7 +173,7 @@ os.kill(os.getpid(), 9)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while any(map(is_running, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

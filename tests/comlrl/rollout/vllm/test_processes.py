@@ -16,6 +16,7 @@ import pytest
 from comlrl.errors import UserError
 from comlrl.rollout.vllm import processes
 from comlrl.rollout.vllm.processes import ServerProcess, free_port
+from tests.support.processes import is_running
 
 SCRIPT = """
 import http.server, json, os, sys
@@ -47,14 +48,6 @@ def start(ids: Path) -> ServerProcess:
     return ServerProcess(command, f"http://127.0.0.1:{port}", ids.with_name("log"))
 
 
-def running(pid: str) -> bool:
-    """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     limit = time.monotonic() + seconds
     while not condition():
@@ -65,10 +58,10 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 def test_a_server_answers_until_it_is_stopped(ids):
     server = start(ids)
     server.wait(120)
-    helper, pid, allows = ids.read_text().split()
-    assert allows == "1" and running(helper) and running(pid)
+    helper, pid, allows = map(int, ids.read_text().split())
+    assert allows == 1 and is_running(helper) and is_running(pid)
     server.stop()
-    until(lambda: not running(helper) and not running(pid))
+    until(lambda: not is_running(helper) and not is_running(pid))
 
 
 def test_a_server_ends_with_a_killed_run(ids):
@@ -80,10 +73,10 @@ def test_a_server_ends_with_a_killed_run(ids):
         finally:
             os._exit(1)
     until(lambda: len(ids.read_text().split()) == 3 if ids.exists() else False)
-    helper, pid, _ = ids.read_text().split()
+    helper, pid, _ = map(int, ids.read_text().split())
     os.kill(run, signal.SIGKILL)
     os.waitpid(run, 0)
-    until(lambda: not running(helper) and not running(pid))
+    until(lambda: not is_running(helper) and not is_running(pid))
 
 
 def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch):
