@@ -67,7 +67,9 @@ def build(
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / ENVIRONMENT)
-    agents, own_reward = config.section.num_agents, config.reward.target is not None
+    agents = config.section.num_agents
+    pays_otherwise = agents == 1 and bool(config.reward.arguments)  # the greatest reward differs
+    own_reward = config.reward.target is not None or pays_otherwise
     write_domain(run_dir / DOMAIN, config.domain, domain, agents, own_reward)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),

@@ -43,6 +43,7 @@ class RewardBreakdown:
     uses_aux: float = 0.0
     not_wrapper: float = 0.0
     aux_ignored: float = 0.0
+    team: float | None = None  # with ``bonus="team"``, in place of the three terms above
     helpers: tuple[str, ...] = ()  # names that the team was to define: "aux", "aux2", …
     defined: tuple[str, ...] = ()  # of helpers and entry point, those found with a return
     # of each agent whose own function was not found: the functions that its text holds
@@ -62,7 +63,8 @@ class RewardBreakdown:
     @property
     def parts(self) -> dict[str, float]:
         """The terms by name; their sum is the reward."""
-        return {name: getattr(self, name) for name in PARTS}
+        parts = {name: getattr(self, name) for name in PARTS}
+        return parts if self.team is None else parts | {"team": self.team}
 
     @property
     def total(self) -> float:

@@ -84,7 +84,8 @@ class CodeDomain(Domain):
     def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
         defaults = {p.name: p.default for p in signature(CodeReward).parameters.values()}
         for name, value in arguments.items():
-            if num_agents == 1 and name in defaults and value != defaults[name]:
+            pays_one_agent = (name, value) == ("bonus", "team")
+            if num_agents == 1 and value != defaults.get(name, value) and not pays_one_agent:
                 raise ValueError(
                     f"reward.arguments.{name}: {value!r} has no effect on an agent without "
                     "helpers; leave it out, or give num_agents above 1"

@@ -15,7 +15,8 @@ aux result ignored          −0.5   as above, and main calls aux for nothing
 With several helpers the 0.4 is split equally and the 0.5 is given by the share called.
 
 ``bonus="share"`` multiplies the last three by the share of tests passed. ``bonus="team"`` replaces
-them by +0.5 and +1.0 for a program that passes all tests and needs every agent (``_needed``).
+them by +1.5 for a program that passes all tests and needs every agent (``_needed``); one agent,
+without helpers, gets it for passing all tests.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ TESTS = 1.0
 USES_AUX = 0.5
 NOT_WRAPPER = 1.0
 AUX_IGNORED = -0.5
+TEAM = 1.5
 
 # What is remembered, more than a training step holds. Of texts these are their syntax trees, up to
 # 230 bytes a character; of programs their code, and of outcomes the code that they are known by.
@@ -109,8 +111,9 @@ class CodeReward(Reward):
         memory_mb: address space of the process under test, in MiB.
         isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
         bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
-            share of tests passed. ``team`` gives +0.5 and +1.0 to a program that passes all tests
-            and needs every agent, and nothing to any other; it always measures need.
+            share of tests passed. ``team`` replaces these terms by +1.5 for a program that passes
+            all tests and needs every agent; it always measures need. One agent, without helpers,
+            gets the 1.5 for passing all tests.
         measure_need: whether programs that pass all tests are run again without each agent's part,
             for ``RewardBreakdown.needed``.
 
@@ -316,10 +319,11 @@ class CodeReward(Reward):
         use = _use(draft, there, outcomes)
         passed = sum(outcome.passed for outcome in outcomes)
         needed = self._needed(draft)
-        bonuses = self._bonuses(use, passed, len(outcomes), len(helpers))
+        bonuses, team = self._bonuses(use, passed, len(outcomes), len(helpers)), None
         if self.bonus == "team":
-            is_team = needed is not None and set(needed) == set(draft.names)
-            bonuses = (USES_AUX, NOT_WRAPPER, 0.0) if is_team else (0.0, 0.0, 0.0)
+            solo = needed is None  # without helpers
+            is_team = self._is_solved(draft) if solo else set(needed) == set(draft.names)
+            bonuses, team = (0.0, 0.0, 0.0), TEAM * is_team
         uses_aux, not_wrapper, aux_ignored = bonuses
         return RewardBreakdown(
             aux_defined=AUX_DEFINED * len(there) / len(helpers) if helpers else 0.0,
@@ -329,6 +333,7 @@ class CodeReward(Reward):
             uses_aux=uses_aux,
             not_wrapper=not_wrapper,
             aux_ignored=aux_ignored,
+            team=team,
             helpers=helpers,
             defined=defined,
             instead=tuple(

@@ -671,6 +671,7 @@ def test_arguments_of_the_reward():
     grpo = QUICKSTART.replace("magrpo", "grpo")
     with pytest.raises(UserError, match="'share' has no effect on an agent without helpers"):
         parse("--override", *overrides, algorithm="grpo", file=grpo)
+    parse("--override", "reward.arguments.bonus=team", algorithm="grpo", file=grpo)
 
 
 # ------------------------------------------------------------------------- files of somebody else

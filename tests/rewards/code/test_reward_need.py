@@ -245,8 +245,18 @@ def test_both_sides_are_measured(name):
     assert [metrics[f"agent_{i}/needed_rate"] for i in range(len(roles))] == [
         role in needed for role in roles
     ]
-    bonuses = [score.parts[part] for part in ("uses_aux", "not_wrapper", "aux_ignored")]
-    assert bonuses == ([0.5, 1.0, 0.0] if is_team else [0.0, 0.0, 0.0])
+    assert [score.parts[part] for part in ("uses_aux", "not_wrapper", "aux_ignored")] == [0.0] * 3
+    assert score.parts["team"] == (1.5 if is_team else 0.0)
+
+
+def test_one_agent_gets_the_bonus_of_a_team_for_passing_all_tests():
+    task = code_task("t", "", SHARED, "f")
+    mains = ("return sorted(x * x for x in xs if x % 2 == 0)", "return 1")
+    with CodeReward(workers=1, bonus="team") as reward:
+        actions = [JointAction(task, (f"def f(xs):\n    {main}\n",)) for main in mains]
+        solved, unsolved = reward.score(actions)
+    assert (solved.value, solved.parts["team"]) == (pytest.approx(3.6), 1.5)
+    assert unsolved.parts["team"] == 0.0 and unsolved.facts.needed is None
 
 
 def test_an_unsolved_program_counts_against_teamwork_alone():
