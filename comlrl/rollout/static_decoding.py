@@ -284,13 +284,13 @@ class StaticDecoding:
         draw: Draw,
     ) -> Tensor | None:
         """Return sampled tokens, (rows, steps), −1 after a row's end; None where a grid of the rows
-        would be mostly empty.
+        would be mostly empty, or the base is quantized and cannot hold adapters.
 
         ``adapters``: of each prompt. Rows of one prompt stand side by side, in the prompts' order.
         """
         counts = torch.bincount(prompt_of_row, minlength=len(prompts))
         siblings = int(counts.max())
-        if len(prompts) * siblings > WASTE * len(prompt_of_row):
+        if fast.quantized or len(prompts) * siblings > WASTE * len(prompt_of_row):
             return None
         batch, state, graphs = self._state(fast, prompts, siblings, draw)
         device = batch.device

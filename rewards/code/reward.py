@@ -321,8 +321,8 @@ class CodeReward(Reward):
         needed = self._needed(draft)
         bonuses, team = self._bonuses(use, passed, len(outcomes), len(helpers)), None
         if self.bonus == "team":
-            solo = needed is None  # without helpers
-            is_team = self._is_solved(draft) if solo else set(needed) == set(draft.names)
+            # Without helpers need is not measured.
+            is_team = self._is_solved(draft) if needed is None else set(needed) == {*draft.names}
             bonuses, team = (0.0, 0.0, 0.0), TEAM * is_team
         uses_aux, not_wrapper, aux_ignored = bonuses
         return RewardBreakdown(

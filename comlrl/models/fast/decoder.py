@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
 from comlrl.models.fast.extended import ExtendedWeights
-from comlrl.models.fast.lora_routing import Router
+from comlrl.models.fast.lora_routing import Router, is_quantized
 from comlrl.models.fast.packed_attention import (
     AttentionPlan,
     Gather,
@@ -112,6 +112,9 @@ class FastDecoder:
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.layers = [_layer(layer, self.heads, self.kv_heads) for layer in decoder.layers]
+        parts = [[each.qkv, each.out, each.gate_up, each.down] for each in self.layers]
+        self.products = [*itertools.chain(*parts)]
+        self.quantized = any(product.quantized for product in self.products)
         self.width, self.inner = decoder.layers[0].self_attn.head_dim, config.intermediate_size
         self.scaling = decoder.layers[0].self_attn.scaling
         weights: list[Any] = [
@@ -161,8 +164,7 @@ class FastDecoder:
     @cached_property
     def extended(self) -> ExtendedWeights:
         """The products with all adapters inside, as they were at the last ``refresh``."""
-        products = [[each.qkv, each.out, each.gate_up, each.down] for each in self.layers]
-        return ExtendedWeights([*itertools.chain(*products)], self.names)
+        return ExtendedWeights(self.products, self.names)
 
     @property
     def step(self) -> int:
@@ -242,7 +244,7 @@ class FastDecoder:
         y = product.base(x)
         ((name, _),) = routes  # gradients are of one agent at a time
         adapter = None if name is None else product.adapter(name, x.dtype)
-        return y if adapter is None else y.addmm_(x @ adapter[0], adapter[1])
+        return y if adapter is None else torch.addmm(y, x @ adapter[0], adapter[1])
 
     def _sampled(
         self, product: Product, x: Tensor, routes: Routes, cache: dict[Any, Any]
@@ -257,9 +259,10 @@ class FastDecoder:
         # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
         if (product, names) not in cache:
-            cache[product, names] = product.merged(None), product.adapters(names, x.dtype)
+            base = None if product.quantized else product.merged(None)
+            cache[product, names] = base, product.adapters(names, x.dtype)
         base, sides = cache[product, names]
-        y = F.linear(x, *base)
+        y = product.base(x) if base is None else F.linear(x, *base)
         if sides is None:
             return y
         low = x @ sides[0]
@@ -291,7 +294,6 @@ def fast_decoder(
         and rope.get("rope_type") in STATIC_ROPES
         and full_attention(config)
         and config._attn_implementation in ("sdpa", "eager")
-        and not hasattr(model, "hf_quantizer")
         and len(set(getattr(model, "hf_device_map", {}).values())) < 2
         and (not adapters or router is not None)
     )
@@ -312,4 +314,6 @@ def _projections(model: PreTrainedModel) -> Iterator[torch.nn.Module]:
 
 
 def _plain(layer: Any) -> bool:
-    return type(getattr(layer, "base_layer", layer)) is torch.nn.Linear
+    linear = getattr(layer, "base_layer", layer)
+    ordinary = type(linear) is torch.nn.Linear and type(linear.weight.data) is Tensor
+    return ordinary or is_quantized(linear)

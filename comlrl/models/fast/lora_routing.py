@@ -32,11 +32,12 @@ class Router(threading.local):
         self.routes: Sequence[tuple[str | None, slice]] | None = None
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def matrices(self, layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (Aᵀ, s Bᵀ) in the base's precision, computed once per sampling phase."""
+    def matrices(
+        self, layer: Any, name: str, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (Aᵀ, s Bᵀ) in the activations' precision, computed once per sampling phase."""
         key = (id(layer), name)
         if key not in self._cast:
-            dtype = layer.base_layer.weight.dtype
             up = layer.lora_B[name].weight * layer.scaling[name]
             self._cast[key] = layer.lora_A[name].weight.to(dtype).t(), up.to(dtype).t()
         return self._cast[key]
@@ -63,12 +64,11 @@ class Router(threading.local):
 def add_router(model: PreTrainedModel) -> Router | None:
     """Give the model's LoRA layers the fast forward pass and a common router.
 
-    None where a layer is of another kind than an ordinary linear one (quantized, DoRA, …): then
+    None where a layer is neither an ordinary linear one nor one of bitsandbytes (DoRA, …): then
     all of them stay PEFT's.
     """
-    layers = [m for m in model.modules() if isinstance(m, Linear)]
-    others = [m for m in model.modules() if hasattr(m, "lora_A") and not isinstance(m, Linear)]
-    if others or not all(_ordinary(layer) for layer in layers):
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
+    if not all(_ordinary(layer) for layer in layers):
         return None
     router = Router(layers[0].active_adapters[0])
     for layer in layers:
@@ -77,14 +77,21 @@ def add_router(model: PreTrainedModel) -> Router | None:
     return router
 
 
+def is_quantized(linear: torch.nn.Module) -> bool:
+    """Return whether a linear layer's weights are those of bitsandbytes, in 4 or 8 bits."""
+    return type(linear).__module__.startswith("bitsandbytes.")
+
+
 def _ordinary(layer: Any) -> bool:
     plain = type(layer) is Linear and type(layer.base_layer) is torch.nn.Linear
-    return plain and not any(layer.use_dora.values()) and not any(layer.lora_bias.values())
+    if not (plain or is_quantized(layer.base_layer)):
+        return False
+    return not any(layer.use_dora.values()) and not any(layer.lora_bias.values())
 
 
 def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     router = layer.router
-    base = F.linear(x, layer.base_layer.weight, layer.base_layer.bias)
+    base = layer.base_layer(x)
     name = router.adapter
     if layer.disable_adapters or name is None:
         return base
@@ -92,7 +99,7 @@ def _forward(layer: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     if router.routes is not None:
         for owner, rows in router.routes:
             assert owner is not None, "the base alone never shares a batch with adapters"
-            down, up = router.matrices(layer, owner)
+            down, up = router.matrices(layer, owner, x.dtype)
             low = x[rows].reshape(-1, x.shape[-1]) @ down
             base[rows].view(-1, width).addmm_(low, up)
         return base

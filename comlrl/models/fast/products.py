@@ -9,9 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comlrl.models.fast.lora_routing import is_quantized
+
 
 class Product:
-    """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA."""
+    """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA.
+
+    Quantized layers stay products of their own.
+    """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers
@@ -19,7 +24,10 @@ class Product:
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears]
         self.fused: Tensor | None = None  # of frozen layers
-        if any(w.requires_grad for w in weights):
+        self.quantized = any(map(is_quantized, self.linears))
+        for linear in filter(is_quantized, self.linears):
+            linear.train()  # else bitsandbytes packs weights on a CPU so that no gradient passes
+        if self.quantized or any(w.requires_grad for w in weights):
             return
         self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
         self.fused = weights[0].data
@@ -36,7 +44,7 @@ class Product:
     def base(self, x: Tensor) -> Tensor:
         if self.fused is not None:
             return F.linear(x, self.fused, self.bias)
-        parts = [F.linear(x, linear.weight, linear.bias) for linear in self.linears]
+        parts = [linear(x) for linear in self.linears]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def adapters(
