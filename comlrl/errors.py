@@ -1,4 +1,4 @@
-"""Mistakes of the user's, and the one voice in which a run speaks beside its results."""
+"""Errors that a user can fix, and the notices and warnings that a run prints beside results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PeerFailed(RuntimeError):
     """
 
     def __init__(self, code: int, saves: bool = False) -> None:
-        super().__init__("another process has given up")
+        super().__init__("another process failed")
         self.code, self.saves = code, saves
 
 

@@ -56,8 +56,8 @@ def provider_of(model: str, base_url: str | None) -> Provider:
         if re.match(provider.models, model):
             return provider
     raise UserError(
-        f"external.expert_base_url: null, and no provider is known for external.expert_model "
-        f"{model!r}; give the address of its service"
+        "external.expert_base_url: null, and no provider is known for external.expert_model "
+        f"{model!r}; set the address of its service"
     )
 
 
@@ -86,7 +86,7 @@ class Service:
                 provider.base_url, key, timeout=timeout, retries=retries, backoff=backoff
             )
         except ValueError as error:
-            raise UserError(f"{user} with {provider.base_url}: {error}; give an address") from error
+            raise UserError(f"{user} with {provider.base_url}: {error}; set an address") from error
 
     def ask(self, question: str) -> str:
         """Return the answer. Raises ExpertError where there is none, after some retries."""

@@ -1,4 +1,4 @@
-"""Records and episodes of a run go in; console, files and dashboards tell of them.
+"""Records and episodes of a run go in; console, files and dashboards show them.
 
 ``report/`` makes the page from those files, ``model_card.py`` the card.
 """

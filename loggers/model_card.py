@@ -30,7 +30,7 @@ SHARED = """\
 from comlrl.trainers.launch.wiring.load import load_sampler
 from comlrl.types import Message, Request, Sampling
 
-agents = load_sampler({run!r})  # base, adapter, and the layer that tells agents apart
+agents = load_sampler({run!r})  # base, adapter, and the layer that distinguishes agents
 roles = {roles!r}
 asked = [(Message("user", f"What {{role}} is asked."),) for role in roles]
 requests = [
@@ -130,7 +130,7 @@ def card(saved: Saved, method: str) -> str:
         if agent.get("api"):
             row[1] += " (a service played it; these weights are untrained)"
     if saved.heterogeneous:
-        agents.append(["`heterogeneous`", "what tells the agents apart"])
+        agents.append(["`heterogeneous`", "what distinguishes the agents"])
     count = section.get("num_agents", len(saved.folders))
     settings = [[key, section[key]] for key in SETTINGS if section.get(key) is not None]
     ends = [

@@ -100,7 +100,7 @@ def run_python(
     such sandbox.
     """
     if len(code) + len(stdin) > MAX_SOURCE:
-        raise ValueError(f"run_python takes at most {MAX_SOURCE} characters of code and input")
+        raise ValueError(f"run_python accepts at most {MAX_SOURCE} characters of code and input")
     level = choose(isolation)
     with _slots:
         cell = _take(level, memory_mb)

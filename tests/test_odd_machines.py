@@ -118,7 +118,7 @@ def test_a_user_without_rights(zygote: Zygote, tmp_path: Path) -> None:
     arguments = small("magrpo", locked / "run")
     error = error_of(zygote.start({"call": [ODD, "without_rights", ["magrpo", arguments]]}), 2)
     assert error == (
-        f"error: output.dir: '{locked}/run' cannot be written (Permission denied); give another "
+        f"error: output.dir: '{locked}/run' cannot be written (Permission denied); choose another "
         "folder"
     )
 

@@ -266,7 +266,7 @@ def test_and_end_the_run_where_it_lacks_them(target, template, zygote, tmp_path)
     assert run.wait() == 2, run.output
     assert "Traceback" not in run.output, run.output
     (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: the chat template of '{model}' has no messages of the role too")
+    assert line.startswith(f"error: the chat template of '{model}' does not support the role tool")
 
 
 def test_an_error_names_task_and_episode(zygote, tmp_path):
@@ -295,14 +295,18 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
     ("algorithm", "given", "message"),
     [
         ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
-        ("magrpo", "magrpo.num_turns=2", "magrpo.num_turns: 2 with program.target, which says who"),
+        (
+            "magrpo",
+            "magrpo.num_turns=2",
+            "magrpo.num_turns: 2 with program.target, which decides w",
+        ),
         (
             "magrpo",
             "program.target=my_team:plain",
             "program.target: 'my_team:plain' is not an `a",
         ),
         ("magrpo", "program.target=my_team:paly", "program.target: 'my_team:paly': `my_team` has"),
-        ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; give names of letters, d"),
+        ("magrpo", "program.agents=[a,a]", "program.agents: ['a', 'a']; use different names of"),
         ("magrpo", "program.max_calls=0", "program.max_calls: 0"),
         (
             "magrpo",
@@ -489,7 +493,7 @@ def test_an_error_in_one_process_ends_all_in_a_line(program, key, why, failing, 
     assert "Traceback" not in together and "gloo" not in together, together
     (line,) = [line for line in together.splitlines() if line.startswith("error: ")]
     assert key in line and why in line
-    assert ("interrupted: another process has ended" in together) == bool(failing)
+    assert ("interrupted: another process ended" in together) == bool(failing)
 
 
 def assert_agree(alone, team, together):

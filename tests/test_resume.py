@@ -380,7 +380,7 @@ def test_overwrite_moves_all_of_an_earlier_run_aside(tmp_path: Path) -> None:
     assert (tmp_path / "run.1/metrics.jsonl").read_text() == "1\n"
     assert (tmp_path / "run.2/metrics.jsonl").read_text() == "2\n"
     assert (tmp_path / "run.2/checkpoints/step_000003").exists()
-    with pytest.raises(UserError, match=r"give output\.dir"):
+    with pytest.raises(UserError, match=r"set output\.dir"):
         tiny_models.config(output__overwrite=True)
 
 

@@ -145,5 +145,5 @@ def test_a_baseline_of_a_size_that_the_domain_lacks_is_refused(capsys):
     assert evaluate.main(["--config", str(CONFIG), "--baseline", "single"]) == 2
     assert capsys.readouterr().err == (
         "error: --baseline: 'single' has a team of 1, but summaries that add to each other need 2 "
-        "to 8 agents; give another baseline\n"
+        "to 8 agents; choose another baseline\n"
     )

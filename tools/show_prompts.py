@@ -1,4 +1,4 @@
-"""Prints what the agents of a configuration read: its own domain, prompts and external mode.
+r"""Print the prompts of a configuration's agents: its domain, prompts and external mode.
 
 Prompts are printed as the model reads them, with its chat template and what that adds, such as a
 system message. Each is headed by its agent's role, the key of ``prompts``.
@@ -9,8 +9,9 @@ system message. Each is headed by its agent's role, the key of ``prompts``.
 
 Each ``--completions`` is one turn: a file for each agent, in the agents' order; "-" stands for an
 empty completion. The attempts are scored by the reward, and the prompts of every turn are printed,
-the one after the last attempt included. Mode ``expert_edits`` asks the expert. Where agents act in
-order (``turn_order``), each is shown reading those before it; of the last turn that is not known.
+the one after the last attempt included. Mode ``expert_edits`` asks the expert. With sequential
+turns (``turn_order``), an agent's prompt shows the texts of those before it, except in the last
+turn, where they are not known.
 """
 
 from __future__ import annotations
@@ -46,10 +47,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--config", default=str(QUICKSTART), metavar="FILE")
-    add("--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
+    add(
+        "--config", default=str(QUICKSTART), metavar="FILE", help="YAML file; default: a quickstart"
+    )
+    add(
+        "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
+        help="dotted keys, e.g. prompts.system='Be brief.'",
+    )  # fmt: skip
     add("--task", default="0", help="a row of dataset.eval_split: its task_id, or its index")
-    add("--completions", type=Path, nargs="+", action="append", default=[], metavar="FILE")
+    add(
+        "--completions", type=Path, nargs="+", action="append", default=[], metavar="FILE",
+        help="an attempt: a file for each agent; repeat the option for further turns",
+    )  # fmt: skip
     add("--mode", nargs="+", help="external modes; left out: the configuration's")
     options = parser.parse_args(arguments)
     if len({len(files) for files in options.completions}) > 1:

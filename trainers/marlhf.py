@@ -158,7 +158,7 @@ class MARLHFTrainer:
         if index == 0 and not labelled.held_out:
             raise PreferenceError(
                 "preferences: one task alone has pairs, so that none can be held out to measure "
-                "the reward model; give more tasks or more preference_num_candidates"
+                "the reward model; use more tasks or more preference_num_candidates"
             )
         pairs = self._text_pairs(labelled)
         self.idle = self._teaches_nothing(labelled, pairs)
@@ -205,9 +205,9 @@ class MARLHFTrainer:
         least = self.best.mean
         if not self.best.offer(labelled):
             say(
-                f"round {index + 1}: its candidates' mean reward, {labelled.reward_mean:.2f}, has "
-                f"fallen below the {least:.2f} of the best round; the team goes back to the "
-                "weights that it had there, and this round trains nothing"
+                f"round {index + 1}: its candidates' mean reward, {labelled.reward_mean:.2f}, is "
+                f"below the {least:.2f} of the best round; the team returns to the weights of that "
+                "round, and this round trains nothing"
             )
             return True
         if (model := self.reward.model) is None:

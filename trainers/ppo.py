@@ -23,7 +23,7 @@ has a head for each agent, and each pays for its own KL alone.
 V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
 or with ``critic_model`` a language model with its own adapter and a scalar head, which reads
 the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
-samples of all, and an independent critic is one for all; their prompts tell them apart.
+samples of all, and an independent critic is one for all; their prompts distinguish them.
 
 With ``turn_order: sequential`` each agent's turns are one chain, and its V reads what it
 has read of this turn too. A centralized V of agent i reads the prompts of the agents up to i: those

@@ -50,7 +50,7 @@ class CommonKeys(Section):
     )
     turn_order: Literal["simultaneous", "sequential"] = key(
         "simultaneous",
-        "agents act at once, or one after the other and read the texts before theirs",
+        "agents act simultaneously, or sequentially: each reads the texts of those before it",
         unused_if=(ALONE,),
     )
     num_generations_sequential: int = key(
@@ -60,7 +60,7 @@ class CommonKeys(Section):
         unused_if=(
             ALONE,
             Unused(
-                "all agents act at once, with num_generations each",
+                "agents act simultaneously, with num_generations each",
                 lambda s, _: s.turn_order == "simultaneous",
             ),
             Unused("rollouts are chains: later agents answer once", lambda _, c: c.online.chains),
@@ -100,7 +100,9 @@ class CommonKeys(Section):
     max_env_steps: int | None = key(
         None, "maximum scored joint actions; null: no limit", at_least=0
     )
-    batch_size: int = key(16, "tasks whose trees are grown together in a training step", at_least=1)
+    batch_size: int = key(
+        16, "tasks whose trees are sampled together in a training step", at_least=1
+    )
     train_batch_size: int | None = key(
         None,
         "maximum nodes in an optimizer update (a sequential turn counts as one), in parts of "

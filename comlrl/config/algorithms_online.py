@@ -113,8 +113,8 @@ class MAGRPOConfig(CommonConfig):
         for key_name, size in sizes.items():
             if size < 2:
                 yield (
-                    f"{name}.{key_name}: {size} leaves no siblings to compare with; give at least "
-                    "2, or advantage=raw"
+                    f"{name}.{key_name}: {size} leaves no siblings to compare with; use at least "
+                    "2, or set advantage=raw"
                 )
 
 
@@ -129,7 +129,10 @@ class GRPOConfig(MAGRPOConfig):
     def problems(self, name: str, config: Config) -> Iterator[str]:
         yield from super().problems(name, config)
         if self.num_agents != 1:
-            yield f"{name}.num_agents: {self.num_agents}; GRPO has 1 agent, use magrpo"
+            yield (
+                f"{name}.num_agents: {self.num_agents}; GRPO trains a single agent: set it to 1, "
+                "or train with magrpo"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,11 +185,11 @@ class ActorCriticConfig(CommonConfig):
         if self.handoff is not None:
             yield (
                 f"{name}.handoff: '{self.handoff}'; rollouts are chains, so that every sample is "
-                "followed: give null"
+                "followed: set it to null"
             )
         if self.one_policy and isinstance(config.agents, tuple):
             yield (
-                f"agents: {list(config.agents)}; these agents share one policy: give "
+                f"agents: {list(config.agents)}; these agents share one policy: set "
                 "agent_model.name, and agents=null"
             )
 
@@ -257,13 +260,13 @@ class PPOConfig(ActorCriticConfig):
         yield from super().problems(name, config)
         if self.critic == "centralized" and self.granularity == "token":
             yield (
-                f"{name}.granularity: token with {name}.critic=centralized; what all agents read "
-                f"changes from turn to turn, not within one: give {name}.granularity=turn"
+                f"{name}.granularity: token with {name}.critic=centralized; what all agents see "
+                f"changes from turn to turn, not within one: set {name}.granularity=turn"
             )
         if self.kl_target is not None and self.kl_coef == 0:
             yield (
-                f"{name}.kl_target: {self.kl_target} adapts kl_coef by factors, and 0 stays 0; "
-                f"give {name}.kl_coef above 0"
+                f"{name}.kl_target: {self.kl_target} adapts kl_coef by factors, and 0 stays 0; set "
+                f"{name}.kl_coef above 0"
             )
         if self.critic_model is not None and config.distributed.strategy == "fsdp":
             yield (
@@ -273,7 +276,7 @@ class PPOConfig(ActorCriticConfig):
         if self.shared_policy and name != config.algorithm:
             yield (
                 f"{name}.shared_policy: true with {config.algorithm}, whose candidates come from "
-                "separate policies; give false"
+                "separate policies; set it to false"
             )
 
 

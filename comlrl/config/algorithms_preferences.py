@@ -117,8 +117,8 @@ class PreferenceConfig(CommonConfig):
             yield from _single_turn(other, config.sections[other])
         if self.joint_mode == "counterfactual":
             yield (
-                f"{name}.joint_mode: 'counterfactual'; pairs are compared whole, whatever they "
-                "differ in: give align or cross"
+                f"{name}.joint_mode: 'counterfactual'; pairs compare joint actions that differ in "
+                "any number of agents: use align or cross"
             )
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             yield (
@@ -126,7 +126,7 @@ class PreferenceConfig(CommonConfig):
                 "pair_selection=all; set it to null"
             )
         if self.replay == "last_k" and self.replay_rounds is None:
-            yield f"{name}.replay_rounds: null with replay=last_k; give a number of rounds"
+            yield f"{name}.replay_rounds: null with replay=last_k; set a number of rounds"
         if self.num_iterations > 1:
             yield from self._round_problems(name)
 
@@ -140,7 +140,7 @@ class PreferenceConfig(CommonConfig):
         if self.num_train_epochs is None and (self.max_steps or 0) < rounds:
             yield (
                 f"{name}.num_train_epochs: null, and max_steps={self.max_steps} cannot be divided "
-                f"among num_iterations={rounds}; give num_train_epochs, the passes over a round's "
+                f"among num_iterations={rounds}; set num_train_epochs, the passes over a round's "
                 "tasks"
             )
 
@@ -165,7 +165,9 @@ def _single_turn(name: str, section: CommonConfig) -> Iterator[str]:
             "num_turns must be 1"
         )
     if section.handoff is not None:
-        yield (f"{name}.handoff: '{section.handoff}'; nothing follows a single turn: give null")
+        yield (
+            f"{name}.handoff: '{section.handoff}'; nothing follows a single turn: set it to null"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,14 +206,15 @@ class MADPOConfig(PreferenceConfig):
             )
         if self.kl_coef > 0:
             yield (
-                f"{name}.kl_coef: {self.kl_coef}; DPO's reference is dpo_reference=start: give 0"
+                f"{name}.kl_coef: {self.kl_coef}; DPO's reference is dpo_reference=start: set it "
+                "to 0"
             )
         endless = self.num_train_epochs is None and self.max_steps is None
         if endless and not self.use_environment_step:
             yield (
                 f"{name}.max_env_steps: {self.max_env_steps} alone may never end a run whose steps "
                 "are labelled candidates (use_environment_step=false), because its rounds label "
-                "only so many; give num_train_epochs or max_steps too"
+                "only so many; set num_train_epochs or max_steps too"
             )
 
 

@@ -108,7 +108,7 @@ class Key:
         if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
             return None
         null = ", or null" if type(None) in self.members else ""
-        return None if value in self.range else f"{value}; give a number {self.range}{null}"
+        return None if value in self.range else f"{value}; use a number {self.range}{null}"
 
 
 def keys_of(section: type) -> Mapping[str, Key]:

@@ -249,10 +249,12 @@ class Loader:
             taken = OmegaConf.select(target, name)
         except (OmegaConfBaseException, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{key}: {printed(value)} ({setting.source}) is not valid; give {option.expected}"
+                f"{key}: {printed(value)} ({setting.source}) is not valid; use {option.expected}"
             ) from error
         if isinstance(taken, float) and not math.isfinite(taken):
-            raise UserError(f"{key}: {value!r} ({setting.source}) is not a finite number")
+            raise UserError(
+                f"{key}: {value!r} ({setting.source}) is not a finite number; use a finite one"
+            )
         if isinstance(taken, int) and abs(taken) >= 1 << 63:
             raise UserError(
                 f"{key}: an integer of more than 64 bits ({setting.source}); use a smaller one"
@@ -277,11 +279,11 @@ class Loader:
             return
         hints = [hint(key, self.keys, self.algorithm) for key in self._unknown]
         (setting, fix), *others = zip(self._unknown.values(), hints, strict=True)
-        text = f"{setting.key}: unknown key, given {printed(setting.value)} ({setting.source})"
+        text = f"{setting.key}: unknown key, set to {printed(setting.value)} ({setting.source})"
         text += f"; {fix}" if fix else ""
         if others:
             listed = ", ".join(f"{s.key}{f' ({fix})' if fix else ''}" for s, fix in others)
-            text += f"; also unknown: {listed}; docs/configuration.md has all keys"
+            text += f"; also unknown: {listed}; docs/configuration.md lists all keys"
         raise UserError(text)
 
     def _key(self, key: str) -> Key | None:
@@ -324,9 +326,9 @@ def _checked(name: str, values: Any, cls: type) -> Any:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(keys)}"
-            raise UserError(f"{name}.{key}: unknown key, given {value!r}; {hint}")
+            raise UserError(f"{name}.{key}: unknown key, set to {value!r}; {hint}")
         if not any(fits(value, member) for member in keys[key].members):
-            raise UserError(f"{name}.{key}: {value!r} is not valid; give {keys[key].expected}")
+            raise UserError(f"{name}.{key}: {value!r} is not valid; use {keys[key].expected}")
     return cls(**(values or {}))
 
 
@@ -344,13 +346,13 @@ def _agents(value: Any) -> tuple[str, ...] | dict[str, AgentConfig] | None:
         for item in value:
             if not isinstance(item, str):
                 raise UserError(
-                    f"agents: {item!r} is not the name of a model; give a name for each agent, or "
+                    f"agents: {item!r} is not the name of a model; use one name for each agent, or "
                     "a mapping {ROLE: {KEY: VALUE}}"
                 )
         return tuple(value)
     if value is not None and not isinstance(value, dict):
         raise UserError(
-            f"agents: {value!r}; give a list of models' names, or {{ROLE: {{KEY: VALUE}}}}"
+            f"agents: {value!r}; use a list of models' names, or {{ROLE: {{KEY: VALUE}}}}"
         )
     agents = {
         role: _checked(f"agents.{role}", values, AgentConfig)

@@ -156,8 +156,8 @@ class CommonConfig(CommonKeys):
         weights = self.turn_gradient_weights
         if weights is not None and len(weights) != self.num_turns:
             yield (
-                f"{name}.turn_gradient_weights: {list(weights)} has {len(weights)} weights for "
-                f"{name}.num_turns={self.num_turns}; give one for each turn"
+                f"{name}.turn_gradient_weights: {list(weights)} lists {len(weights)} weights for "
+                f"{name}.num_turns={self.num_turns}; list one for each turn"
             )
         if weights is not None and min(weights, default=0) < 0:
             yield (
@@ -166,19 +166,19 @@ class CommonConfig(CommonKeys):
             )
         if self.num_train_epochs is None and self.max_steps is None and self.max_env_steps is None:
             yield (
-                f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; give one of "
+                f"{name}.num_train_epochs: null, as are max_steps and max_env_steps; set one of "
                 "them"
             )
         if self.turn_order == "sequential" and self.joint_mode != "align":
             yield (
                 f"{name}.joint_mode: '{self.joint_mode}' with turn_order=sequential, where every "
-                "agent already answers each completion that it reads: give align"
+                "agent already answers each completion that it reads: use align"
             )
         most = self.shape.turn_joint_actions
         if self.handoff is not None and self.handoff_width > most:
             yield (
-                f"{name}.handoff_width: {self.handoff_width} of a turn's {most} joint actions; "
-                f"give at most {most}, or handoff=null, which hands all of them on"
+                f"{name}.handoff_width: {self.handoff_width} of a turn's {most} joint actions; use "
+                f"at most {most}, or handoff=null, which continues all of them"
             )
 
 
@@ -333,8 +333,8 @@ class Config:
             return None
         why = "output.save_final_model=false"
         if self.output.save_final_model == "auto":
-            why = "output.save_final_model=auto keeps adapters, and lora.enabled=false has none"
-        return f"this run leaves no weights: {why}; set output.save_final_model=true to keep them"
+            why = "output.save_final_model=auto saves adapters, and lora.enabled=false trains none"
+        return f"this run leaves no weights: {why}; set output.save_final_model=true to save them"
 
     def context_length(self, holds: int) -> int:
         """Return the tokens of prompt and completion together: max_length, or less where the
@@ -349,7 +349,7 @@ class Config:
         if holds <= written:
             raise UserError(
                 f"{self.algorithm}.max_new_tokens: {written} leaves no room for a prompt in the "
-                f"model's context of {holds} tokens; give less"
+                f"model's context of {holds} tokens; lower it"
             )
         return min(self.agent_model.max_length, holds)
 
@@ -377,8 +377,8 @@ class Config:
         for name, entries in (("agents", self.agents), ("agent_devices", self.agent_devices)):
             if isinstance(entries, tuple) and len(entries) != team:
                 yield (
-                    f"{name}: {list(entries)} has {len(entries)} entries for "
-                    f"{self.algorithm}.num_agents={team}; give one for each agent"
+                    f"{name}: {list(entries)} lists {len(entries)} entries for "
+                    f"{self.algorithm}.num_agents={team}; list one for each agent"
                 )
         yield from self._agent_problems()
         yield from self._program_problems()
@@ -389,13 +389,13 @@ class Config:
             )
         if self.output.overwrite and self.output.dir is None:
             yield (
-                "output.overwrite: true, where folders under output.base_dir are numbered; give "
-                "output.dir, or leave it out"
+                "output.overwrite: true, where folders under output.base_dir are numbered; set "
+                "output.dir, or leave overwrite out"
             )
         if self.output.save_best and not self.section.eval_interval:
             yield (
                 f"output.save_best: true, and {self.algorithm}.eval_interval=0 evaluates nothing; "
-                "give it above 0"
+                "set it above 0"
             )
         if self.agent_model.max_length <= self.section.max_new_tokens:
             yield (
@@ -409,7 +409,7 @@ class Config:
             key = f"agents.{role}"
             yield from out_of_range(key, agent)
             if agent.sampling and role in self.sampling:
-                yield f"{key}.sampling: {role} is in `sampling` too; give one of them"
+                yield f"{key}.sampling: {role} is in `sampling` too; remove one of them"
             alike = replace(AgentConfig(), sampling=agent.sampling)
             different = [
                 f.name
@@ -419,7 +419,7 @@ class Config:
             if self.section.one_policy and different:
                 yield (
                     f"{key}.{different[0]}: {getattr(agent, different[0])!r} with "
-                    f"{self.algorithm}, whose agents act by one policy; leave it out, or give it "
+                    f"{self.algorithm}, whose agents act by one policy; leave it out, or set it "
                     "for all of them in the common sections"
                 )
             if agent.lora is not None:
@@ -448,20 +448,20 @@ class Config:
         if section.no_programs:
             yield (
                 f"{key}: '{program.target or program.command}' with {name}, which cannot learn "
-                f"from a program: {section.no_programs}; use train_magrpo.py or train_grpo.py, or "
-                f"give {key}=null"
+                f"from a program: {section.no_programs}; train with magrpo, grpo or ppo, or set "
+                f"{key}=null"
             )
         for turns in ("num_turns", "joint_mode", "turn_order", "handoff", "turn_gradient_weights"):
             value = getattr(section, turns)
             if value != keys_of(type(section))[turns].default:
                 yield (
-                    f"{name}.{turns}: {value!r} with {key}, which says who acts when; leave it "
-                    f"out, or give {key}=null"
+                    f"{name}.{turns}: {value!r} with {key}, which decides who acts when; leave it "
+                    f"out, or set {key}=null"
                 )
         if self.generation.overlap:
             yield (
-                f"generation.overlap: 1 with {key}, which is not played while a step updates; "
-                "give 0"
+                f"generation.overlap: 1 with {key}, which is not played while a step updates; set "
+                "it to 0"
             )
 
     def _api_problems(self, key: str, agent: AgentConfig) -> Iterator[str]:
@@ -469,7 +469,7 @@ class Config:
         yield from out_of_range(f"{key}.api", agent.api)
         for name in ("base_url", "model"):
             if getattr(agent.api, name) is None:
-                yield f"{key}.api.{name}: null; give the service's"
+                yield f"{key}.api.{name}: null; set the service's"
         for name in ("model", "lora", "template_arguments"):
             if value := getattr(agent, name):
                 yield (
@@ -477,21 +477,21 @@ class Config:
                 )
         centralized = getattr(self.online, "critic", None) == "centralized"
         if self.generation.backend == "vllm":
-            yield f"generation.backend: vllm, whose servers do not play {key}.api; give builtin"
+            yield f"generation.backend: vllm, whose servers do not play {key}.api; use builtin"
         if self.distributed.strategy == "fsdp":
             yield (
-                f"distributed.strategy: fsdp with {key}.api, which every process would ask; give "
+                f"distributed.strategy: fsdp with {key}.api, which every process would ask; use "
                 "replicate"
             )
         if centralized:
             yield (
                 f"{self.online_name}.critic: centralized reads the tokens of every agent's prompt, "
-                f"and {key}.api has none; give independent"
+                f"and {key}.api returns none; use independent"
             )
         if self.section.rounds is not None:
             yield (
                 f"{key}.api: with {self.algorithm}, which learns from preferences between "
-                "completions of all agents; give magrpo, grpo or ppo"
+                "completions of all agents; train with magrpo, grpo or ppo"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class AgentModelConfig(Section):
     special_tokens: dict[str, str] = key({}, "pad_token, eos_token, …")
     temperature: float = key(
         1.0,
-        "used if the algorithm's section has null",
+        "used if the algorithm's section sets null",
         above=0,
         unused_if=(*overridden("temperature"),),
     )
@@ -199,7 +199,7 @@ class SandboxConfig(Section):
     )
     timeout: float = key(
         10.0,
-        "wall-clock seconds for each test; all tests of a program together have three times that",
+        "wall-clock seconds for each test; all tests of a program together get three times that",
         above=0,
     )
     memory_mb: int = key(512, "memory limit of a program", above=0)
@@ -215,11 +215,11 @@ class RewardConfig(Section):
         "domain's reward",
     )
     arguments: dict[str, Any] = key(
-        {}, "arguments of the reward class by name; docs/reward.md has those of code"
+        {}, "arguments of the reward class by name; docs/reward.md lists those of code"
     )
     by_agent: Literal["own", "mean"] = key(
         "own",
-        "if the reward gives each agent its own: agents learn from their own, or from the mean",
+        "if the reward sets a reward for each agent: agents learn from their own, or from the mean",
     )
 
 
@@ -452,8 +452,8 @@ class AgentConfig:
     api: Any = key(None, "a service that plays it (below); it is not trained")
     train: bool = key(
         True,
-        "false: it acts and is not updated; checkpoints do not hold it, and `init_from` may give "
-        "it an earlier run's weights",
+        "false: it acts and is not updated; checkpoints do not hold it, and it may start from an "
+        "earlier run's weights (`init_from`)",
     )
 
 
@@ -484,7 +484,7 @@ class Root:
     domain: str = key("code", "the task of the team: code, writing, arena-NAME, or module:NAME")
     prompts: dict[str, str] = key(
         {},
-        "style (code: usual, or dividing, which tells each agent its part); templates by role "
+        "style (code: usual, or dividing, which assigns each agent a part); templates by role "
         "that replace the domain's; also system (a message before all), revision (the end of every "
         "feedback) and prefill (how every answer starts)",
     )

@@ -45,13 +45,13 @@ def sampled_apart(name: str) -> Unused:
         values = [getattr(role, name) for role in config.role_sampling.values()]
         return len(values) == config.section.num_agents and None not in values
 
-    return Unused(f"sampling gives every agent its own {name}", everywhere)
+    return Unused(f"`sampling` sets {name} for every agent", everywhere)
 
 
 def overridden(name: str) -> tuple[Unused, ...]:
     """Return the conditions under which no agent reads agent_model's value of this key."""
     taken = Unused(
-        f"the algorithm's own {name} is taken",
+        f"the algorithm's {name} is used",
         lambda _, c: getattr(c.section, name) is not None,
     )
     return taken, sampled_apart(name)

@@ -42,7 +42,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"--config: {str(path)!r} does not exist; give a YAML file") from None
+        raise UserError(f"--config: {str(path)!r} does not exist; name a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {str(path)!r} cannot be read: {error}") from None
     except RecursionError:
@@ -94,8 +94,8 @@ def check_text(text: str, where: str) -> None:
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
         raise UserError(
-            f"{where}: {printed(text)} has an interpolation that is not a reference; only "
-            "${section.key} is read: write the value itself"
+            f"{where}: {printed(text)} contains an interpolation that is not a reference; "
+            "only ${section.key} is read: write the value itself"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run is doing, how far it is and how long it will take, by rich's estimates."""
+"""Progress of a run: what it is doing, how far it is and how long it will take, by rich."""
 
 from __future__ import annotations
 

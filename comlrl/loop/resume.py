@@ -92,7 +92,7 @@ def _make_room(folder: Path, algorithm: str, continues: bool) -> None:
         if (folder / SUMMARY).exists():
             raise UserError(
                 f"--resume: '{folder}' holds a finished run and no checkpoint to continue from; "
-                f"give another output.dir, or output.overwrite=true to begin anew (checkpoints: "
+                "set another output.dir, or output.overwrite=true to start over (checkpoints: "
                 f"{algorithm}.save_steps)"
             )
         if not (folder / CHECKPOINTS).exists():

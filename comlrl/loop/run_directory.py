@@ -27,7 +27,7 @@ def check_free(output: OutputConfig, resume: bool) -> None:
     if folder is None or resume or output.overwrite or not holds_run(Path(folder)):
         return
     raise UserError(
-        f"output.dir: '{folder}' holds a run; add --resume to continue it, give another folder, "
+        f"output.dir: '{folder}' holds a run; add --resume to continue it, choose another folder, "
         f"or set output.overwrite=true, which moves all of it to '{_beside(Path(folder))}'"
     )
 
@@ -58,8 +58,8 @@ def move_aside(folder: Path) -> Path:
         return folder.rename(aside)
     except OSError as error:
         raise UserError(
-            f"output.dir: '{folder}' cannot be moved to '{aside}' ({error.strerror}); give another "
-            "folder"
+            f"output.dir: '{folder}' cannot be moved to '{aside}' ({error.strerror}); choose "
+            "another folder"
         ) from error
 
 
@@ -71,7 +71,7 @@ def make_writable(folder: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"output.dir: '{folder}' cannot be written ({error.strerror}); give another folder"
+            f"output.dir: '{folder}' cannot be written ({error.strerror}); choose another folder"
         ) from error
     return folder
 

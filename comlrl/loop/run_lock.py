@@ -49,7 +49,7 @@ def hold(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise UserError(
-                f"output.dir: '{path}' cannot be written ({error.strerror}); give another folder"
+                f"output.dir: '{path}' cannot be written ({error.strerror}); choose another folder"
             ) from error
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -70,5 +70,5 @@ def _text(path: Path) -> str:
 
 def _in_use(folder: Path, who: str) -> UserError:
     return UserError(
-        f"output.dir: '{folder}' is in use by {who}; let that end first, or give another folder"
+        f"output.dir: '{folder}' is in use by {who}; wait until that ends, or choose another folder"
     )

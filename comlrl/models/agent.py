@@ -187,8 +187,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Untrained:
-    """What a checkpoint holds of an agent that another run has trained: the digest of its
-    weights."""
+    """An agent that another run has trained: checkpoints hold the digest of its weights."""
 
     agent: Agent
 
@@ -207,8 +206,8 @@ class Untrained:
         """Raise UserError where the agent has other weights."""
         if not torch.equal(self.sha256, tensors["sha256"]):
             raise UserError(
-                f"init_from: {self.agent.adapter}, which is not trained, has other weights there "
-                "than when this run began; restore them, or begin a new run"
+                f"init_from: {self.agent.adapter}, which is not trained, holds other weights than "
+                "when this run began; restore them, or start a new run"
             )
 
 

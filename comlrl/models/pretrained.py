@@ -153,7 +153,7 @@ def resolve_model(name: str, key: str = MODEL_KEY) -> str:
     does not exist and for a GGUF file."""
     if name.endswith(".gguf"):
         raise UserError(
-            f"{key}: '{name}' is a GGUF file, which is no longer read; give a model's folder "
+            f"{key}: '{name}' is a GGUF file, which is no longer supported; use a model's folder "
             "(transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
         )
     if name.startswith("builtin:") and name not in MODELS:
@@ -209,21 +209,20 @@ def load_model(
         reason = load_failure(error)
         if attention != "auto" and not _attends(section, source, attention):
             raise UserError(
-                f"agent_model.attn_implementation: '{name}' cannot be read by '{attention}'; "
-                "give auto"
+                f"agent_model.attn_implementation: '{name}' is not supported by '{attention}'; use "
+                "auto"
             ) from error
         raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise UserError(
-            f"{key}: '{name}' holds an adapter, which needs its base; give the base "
-            "there, and the adapter's folder as init_from"
+            f"{key}: '{name}' holds an adapter, which needs its base; set the base there, and "
+            "init_from to the adapter's folder"
         )
     if section.special_tokens and len(tokenizer) > model.config.vocab_size:
         model.resize_token_embeddings(len(tokenizer))
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
-            "give eos_token"
+            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; set eos_token"
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked, so that any token will do
@@ -260,7 +259,7 @@ def _attends(section: AgentModelConfig, source: str, attention: str) -> bool:
 def load_failure(error: Exception) -> str:
     """Return why a model's folder could not be read, in a line."""
     if isinstance(error, pickle.UnpicklingError):
-        return "its pickled weights hold more than tensors, and are not run; give safetensors"
+        return "its pickled weights hold more than tensors, and are not loaded; use safetensors"
     for_users = isinstance(error, OSError | ValueError)  # libraries' own words for the user
     return one_line(str(error) if for_users and str(error) else f"{type(error).__name__}: {error}")
 

@@ -40,7 +40,7 @@ class PromptEncoder:
         if self.chat is True and not self.tokenizer.chat_template:
             raise UserError(
                 f"agent_model.chat: true, and the tokenizer of '{self.tokenizer.name_or_path}' has "
-                "no chat template; give auto, or one in agent_model.tokenizer_kwargs.chat_template"
+                "no chat template; use auto, or set agent_model.tokenizer_kwargs.chat_template"
             )
 
     @property
@@ -97,8 +97,8 @@ class PromptEncoder:
         if self.chats:
             if any(message.role == "tool" for message in prompt) and not self._shows_tools:
                 raise UserError(
-                    f"the chat template of '{self.tokenizer.name_or_path}' has no messages of the "
-                    "role tool; give what a tool returns as the user's"
+                    f"the chat template of '{self.tokenizer.name_or_path}' does not support the "
+                    "role tool; pass what a tool returns as a user's message"
                 )
             return self._ids(self._templated(self._marked(prompt)), add_special_tokens=False)
         ids = self._ids(plain_text(self._marked(prompt)))

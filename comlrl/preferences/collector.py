@@ -257,7 +257,7 @@ class Collector:
             content = file.read(self._remembered["bytes"])
         if hashlib.sha256(content).hexdigest() != self._remembered["sha256"]:
             raise PreferenceError(
-                f"preferences: '{path}' has changed since this run began; put the old file back"
+                f"preferences: '{path}' was changed since this run began; restore the old file"
             )
 
 

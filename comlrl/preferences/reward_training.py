@@ -95,7 +95,7 @@ def train(
         longest = max(len(ids) for pair in encoded for ids in pair)
         say(
             f"{reward.facts.too_long} of {len(pairs)} pairs are longer than "
-            f"reward_max_length={fit.max_length} (the longest has {longest} tokens): left out"
+            f"reward_max_length={fit.max_length} (the longest: {longest} tokens) and are left out"
         )
     if not rows:
         raise PreferenceError(

@@ -83,17 +83,20 @@ class Agents(Mapping[str, Agent]):
         return self._running.address.api_key
 
     async def score(self, texts: Sequence[str] | Mapping[str, str]) -> Score:
-        """Return the run's reward for a text of each agent, by name or in order."""
+        """Return the run's reward of one text per agent.
+
+        ``texts``: a mapping by the agents' names, or a sequence in the order of ``program.agents``.
+        """
         if isinstance(texts, Mapping):
             texts = [texts[name] for name in self]
         if isinstance(texts, str) or len(texts) != len(self):
-            raise ValueError(f"agents.score takes {len(self)} texts, one of each agent")
+            raise ValueError(f"agents.score expects {len(self)} texts, one of each agent")
         return await self._running.score(tuple(map(str, texts)))
 
     async def reward(self, name: str, value: float) -> None:
-        """Pay an agent a reward in the middle of an episode, for its calls so far."""
+        """Reward an agent in the middle of an episode, for its calls so far."""
         if isinstance(value, str) or not math.isfinite(value):
-            raise ValueError(f"agents.reward takes a finite number, not {value!r}")
+            raise ValueError(f"agents.reward expects a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))
 
 

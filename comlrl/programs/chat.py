@@ -72,13 +72,13 @@ def read_request(body: Mapping[str, Any], sampling: Sampling, written: Written) 
     tools, functions = _tools(body)
     listed = body.get("messages")
     if not isinstance(listed, list):
-        raise ValueError("messages: give a list of objects with role and content")
+        raise ValueError("messages: pass a list of objects with role and content")
     count = body.get("n")
     if count is not None and (type(count) is not int or not 1 <= count <= MAX_CHOICES):
-        raise ValueError(f"n: {shown(count)}; give 1 to {MAX_CHOICES}")
+        raise ValueError(f"n: {shown(count)}; use 1 to {MAX_CHOICES}")
     options = body.get("stream_options") or {}
     if not isinstance(options, Mapping):
-        raise ValueError(f"stream_options: {shown(options)}; give an object")
+        raise ValueError(f"stream_options: {shown(options)}; pass an object")
     return ChatRequest(
         prompt=tools + messages([_message(message, written) for message in listed]),
         functions=functions,
@@ -98,7 +98,7 @@ def shown(value: Any) -> str:
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name)
     if value not in (None, True, False):
-        raise ValueError(f"{name}: {shown(value)}; give true or false")
+        raise ValueError(f"{name}: {shown(value)}; use true or false")
     return bool(value)
 
 
@@ -111,7 +111,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP for text in listed)
     ):
         raise ValueError(
-            f"stop: {shown(value)}; give up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters"
+            f"stop: {shown(value)}; pass up to {MAX_STOPS} texts of 1 to {MAX_STOP} characters"
         )
     return tuple(listed)
 
@@ -132,7 +132,7 @@ def _check_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
             if not isinstance(value, int) or value < sampling.max_new_tokens:
                 raise ValueError(
                     f"{name}: {shown(value)}; the run's max_new_tokens is "
-                    f"{sampling.max_new_tokens}: leave it out, or give at least that"
+                    f"{sampling.max_new_tokens}: leave it out, or use at least that"
                 )
         elif name in policy:
             if value != policy[name] and sampling.temperature > 0:
@@ -141,7 +141,7 @@ def _check_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
                 )
         elif value not in NEUTRAL.get(name, ()):
             raise ValueError(
-                f"{one_line(name, 60)}: {shown(value)} cannot be followed here: leave it out"
+                f"{one_line(name, 60)}: {shown(value)} is not supported here: leave it out"
             )
 
 
@@ -164,7 +164,7 @@ def _tools(
             raise ValueError(f"tool_choice: {shown(choice)} is not one of the tools")
         shown_tools = offered(tools)
     elif choice not in (None, "none", "auto", "required"):
-        raise ValueError(f"tool_choice: {shown(choice)}; give none, auto, required or a function")
+        raise ValueError(f"tool_choice: {shown(choice)}; use none, auto, required or a function")
     if not tools or choice == "none":
         return (), {}
     return shown_tools, {tool["function"]["name"]: _types(tool["function"]) for tool in tools}
@@ -184,15 +184,15 @@ def _types(function: Mapping[str, Any]) -> dict[str, Any]:
 def _message(message: Any, written: Written) -> Message:
     """Return a message of a request as the agent reads it. Raises ValueError."""
     if not isinstance(message, Mapping):
-        raise ValueError(f"messages: {shown(message)}; give an object with role and content")
+        raise ValueError(f"messages: {shown(message)}; pass an object with role and content")
     role, content, name = (message.get(key) for key in ("role", "content", "name"))
     if isinstance(content, list):
         content = "".join(map(_text, content))
     if not isinstance(content, str | None):
-        raise ValueError(f"messages: the content {shown(content)}; give a text")
+        raise ValueError(f"messages: content: {shown(content)}; pass a text")
     content = content or ""
     if message.get("function_call"):
-        raise ValueError("messages: function_call cannot be followed here; give tool_calls")
+        raise ValueError("messages: function_call is not supported here; use tool_calls")
     if listed := message.get("tool_calls"):
         if role != "assistant":
             raise ValueError(f"messages: tool_calls of the role {shown(role)}; only an assistant's")
@@ -214,7 +214,7 @@ def _with_calls(content: str, listed: Any, written: Written) -> str:
         )
         if not isinstance(name, str) or not isinstance(arguments, str):
             raise ValueError(
-                f"messages: tool_calls: {shown(call)}; give functions with name and arguments"
+                f"messages: tool_calls: {shown(call)}; pass functions with name and arguments"
             )
         ids.append(str(call.get("id")))
         calls.append(ToolCall(name, arguments))
@@ -225,7 +225,7 @@ def _text(part: Any) -> str:
     """Return the text of a message's part. Raises ValueError for other parts than texts."""
     text = part.get("text") if isinstance(part, Mapping) else None
     if not isinstance(text, str):
-        raise ValueError("messages: only parts of type text can be read")
+        raise ValueError("messages: only parts of type text are supported")
     return text
 
 

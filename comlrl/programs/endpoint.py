@@ -104,7 +104,7 @@ class Endpoint:
         header = dict(request.scope["headers"]).get(b"authorization", b"")
         expected = f"Bearer {episode.key if episode else ''}".encode()
         if not secrets.compare_digest(header, expected) or episode is None:
-            raise HTTPException(401, "no episode has this path and this key")
+            raise HTTPException(401, "no episode with this path and this key")
         return episode
 
     async def _unknown(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ async def _body(request: Request) -> bytes:
         elif length > MAX_UNREAD:
             break
     if length > MAX_BODY:
-        raise HTTPException(413, f"a request has at most {MAX_BODY} bytes")
+        raise HTTPException(413, f"a request may hold at most {MAX_BODY} bytes")
     return bytes(body)
 
 

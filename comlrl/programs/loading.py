@@ -24,7 +24,7 @@ def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path
     """
     if section.target is not None and section.command is not None:
         raise UserError(
-            f"program.command: '{section.command}' with program.target; give one of them"
+            f"program.command: '{section.command}' with program.target; set one of them"
         )
     if not section.replaces_turns:
         return None
@@ -60,7 +60,7 @@ def _command(section: ProgramConfig) -> Target:
         raise UserError(f"program.command: '{command}' cannot be read: {error}") from error
     if not argv or shutil.which(argv[0]) is None:
         raise UserError(
-            f"program.command: '{command}'; no such command; give one as in a shell, e.g. "
+            f"program.command: '{command}'; no such command; write it as in a shell, e.g. "
             "'python my_graph.py'"
         )
     return Target("program.command", command, partial(play_command, argv), ())
@@ -69,11 +69,10 @@ def _command(section: ProgramConfig) -> Target:
 def _check_names(names: Sequence[str], num_agents: int, key: str) -> None:
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise UserError(
-            f"program.agents: {list(names)}; give names of letters, digits and underscores that "
-            "differ"
+            f"program.agents: {list(names)}; use different names of letters, digits and underscores"
         )
     if len(names) != num_agents:
         raise UserError(
-            f"program.agents: {list(names)} has {len(names)} names for {key}={num_agents}; give "
+            f"program.agents: {list(names)} lists {len(names)} names for {key}={num_agents}; list "
             "one for each agent"
         )

@@ -21,7 +21,7 @@ def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
     """
     conversation = tuple(map(_message, prompt))
     if not conversation:
-        raise ValueError("a prompt has no message")
+        raise ValueError("a prompt without messages")
     return conversation
 
 
@@ -31,7 +31,7 @@ def offered(tools: Any) -> tuple[Message, ...]:
         return ()
     if not isinstance(tools, Sequence) or not all(map(_is_function, tools)):
         raise ValueError(
-            'tools: give a list of functions, {"type": "function", "function": {"name": …}}'
+            'tools: pass a list of functions, {"type": "function", "function": {"name": …}}'
         )
     return (Message("tools", without_surrogates(json.dumps(list(tools), ensure_ascii=False))),)
 
@@ -51,9 +51,9 @@ def _message(message: Any) -> Message:
             )
         message = Message(message["role"], message["content"])
     if not isinstance(message, Message):
-        raise ValueError(f"a message is {message!r}; give role and content")
+        raise ValueError(f"a message is {message!r}; use a mapping with role and content")
     if message.role not in ROLES:
-        raise ValueError(f"a message's role is {message.role!r}; give one of {', '.join(ROLES)}")
+        raise ValueError(f"a message's role is {message.role!r}; use one of {', '.join(ROLES)}")
     if not isinstance(message.content, str):
-        raise ValueError(f"a message's content is {message.content!r}; give a text")
+        raise ValueError(f"a message's content is {message.content!r}; use a text")
     return Message(message.role, without_surrogates(message.content))

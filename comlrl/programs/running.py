@@ -242,7 +242,7 @@ class RunningEpisode:
     def episode(self, result: Any, error: str | None = None) -> Episode:
         """Return the finished episode; ``result``: the program's result. Raises TargetError."""
         names_N, process = self.program.names_N, self.settings.process
-        where = f"{self} gave"
+        where = f"{self} returned"
         score = checked_score(_by_name(result, names_N, where), len(names_N), where)
         action = next(
             (action for scored_result, action in self.scored if scored_result is result), None
@@ -278,8 +278,8 @@ def _by_name(result: Any, names_N: Sequence[str], where: str) -> Any:
         return result
     if set(result) != set(names_N):
         raise TargetError(
-            f"{where} rewards of {', '.join(map(str, result)) or 'nobody'}; give a number for each "
-            f"of {', '.join(names_N)}"
+            f"{where} rewards of {', '.join(map(str, result)) or 'nobody'}; return a number for "
+            f"each of {', '.join(names_N)}"
         )
     reward_N = tuple(float(result[name]) for name in names_N)
     return Score(math.fsum(reward_N) / len(reward_N), by_agent=reward_N)

@@ -150,8 +150,8 @@ def _host(setting: str, base_url: str) -> str | None:
     except ValueError:
         shown = ""
     raise UserError(
-        f"{setting}.base_url: {shown}is not an address; give e.g. https://api.example.com/v1, "
-        "and the key as key_env"
+        f"{setting}.base_url: {shown}is not an address; use e.g. https://api.example.com/v1, and "
+        "the key as key_env"
     )
 
 

@@ -40,17 +40,17 @@ class CheckedReward(Reward):
                 _shown(returned) if returned_scores is None else f"{len(returned_scores)} scores"
             )
             raise TargetError(
-                f"{self.target} gave {count} for {len(actions)} joint actions; give a list with "
-                "one score for each, in their order"
+                f"{self.target} returned {count} for {len(actions)} joint actions; return a list "
+                "with one score for each, in their order"
             )
         scores = []
         for given_score, action in zip(returned_scores, actions, strict=True):
-            where = f"{self.target} gave task '{action.task.task_id}'"
+            where = f"{self.target}, task '{action.task.task_id}': returned"
             scores.append(checked_score(given_score, len(action.completions_N), where))
             if scores[-1].by_agent is not None and not self.by_agent:
                 raise TargetError(
-                    f"{where} by_agent, and its class does not say that it does; add the class "
-                    "attribute by_agent = True"
+                    f"{where} by_agent, which its class does not declare; add the class attribute "
+                    "by_agent = True"
                 )
         return scores
 
@@ -83,7 +83,8 @@ class CheckedTransition:
             agents = len(attempt.completions_N)
             if len(texts) != agents or not all(isinstance(text, str) for text in texts):
                 raise TargetError(
-                    f"{self.target} gave {_shown(texts)} to {agents} agents; give each a text"
+                    f"{self.target} returned {_shown(texts)} for {agents} agents; return one text "
+                    "for each"
                 )
         return [tuple(map(without_surrogates, texts)) for texts in feedback]
 
@@ -122,8 +123,8 @@ class CheckedDomain:
         if len(values_N) != num_agents or missing:
             what = f"no `{missing[0]}`" if missing else f"{len(values_N)} values"
             raise TargetError(
-                f"{self._target} gave {what} for task '{task.task_id}' and {num_agents} agents; "
-                "give each agent a mapping with a value for every field"
+                f"{self._target} returned {what} for task '{task.task_id}' and {num_agents} "
+                "agents; return one mapping for each agent, with a value for every field"
             )
         return tuple(
             {name: without_surrogates(v) if isinstance(v, str) else v for name, v in values.items()}
@@ -140,17 +141,17 @@ def checked_score(returned: Any, agents: int, where: str) -> Score:
     if not all(map(_fits, map(_number, (score.task_value, *score.parts.values())))):
         what = "as a score or part" if isinstance(returned, Score) else "as a score"
         raise TargetError(
-            f"{where} {_shown(returned)} {what}; give finite numbers of at most {LARGEST:g}"
+            f"{where} {_shown(returned)} {what}; return finite numbers of at most {LARGEST:g}"
         )
     total = math.fsum(score.parts.values())
     if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
         raise TargetError(
-            f"{where} {score.task_value:g}, and parts that sum to {total:g}; give parts that "
-            "sum to the value"
+            f"{where} {score.task_value:g}, and parts that sum to {total:g}; return parts that sum "
+            "to the value"
         )
     if score.passed not in (None, False, True):
         raise TargetError(
-            f"{where} passed={_shown(score.passed)}; give true, false or, where there is no "
+            f"{where} passed={_shown(score.passed)}; return true, false or, if there is no "
             "passing, None"
         )
     parts = {without_surrogates(name): value for name, value in score.parts.items()}
@@ -167,13 +168,14 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
     reward_N = tuple(map(_number, returned)) if listed else ()
     if len(reward_N) != agents or not all(map(_fits, reward_N)):
         raise TargetError(
-            f"{where} by_agent={_shown(returned)}; give {agents} finite numbers, one for each agent"
+            f"{where} by_agent={_shown(returned)}; return {agents} finite numbers, one for each "
+            "agent"
         )
     mean = math.fsum(reward_N) / agents
     if abs(mean - score.task_value) > TOLERANCE * max(1.0, *map(abs, reward_N)):
         raise TargetError(
-            f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; give the mean as "
-            "the value"
+            f"{where} {score.task_value:g}, and by_agent with a mean of {mean:g}; return the mean "
+            "as the value"
         )
     return reward_N
 

@@ -44,8 +44,8 @@ def load_tasks(
             warn(f"dataset {where} is skipped: {error}")
     if not tasks:
         raise UserError(
-            f"{split_key(section, split)}: '{split}' of '{section.name}' has no usable row; give "
-            "another split"
+            f"{split_key(section, split)}: '{split}' of '{section.name}' contains no usable row; "
+            "choose another split"
         )
     names = _unique([task.task_id for task in tasks])
     return [replace(task, task_id=name) for task, name in zip(tasks, names, strict=True)]
@@ -126,7 +126,7 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
     places = [(rows[p.splitname], index) for p in pieces for index in range(p.from_, p.to)]
     if not places:
         there = " and ".join(f"{size:,} rows in '{base}'" for base, size in sizes.items())
-        raise UserError(f"{key}: '{split}' of '{name}' is empty: there are {there}; give another")
+        raise UserError(f"{key}: '{split}' of '{name}' is empty: there are {there}; choose another")
     yield from places
 
 
@@ -146,7 +146,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
         splits = passed("dataset.name").obj
         if base not in splits:
             raise UserError(
-                f"{setting}: tasks have no split '{base}'; they have {', '.join(splits)}"
+                f"{setting}: there is no split '{base}' of tasks; there are {', '.join(splits)}"
             )
         return _named(splits[base], None, prefix=f"{base}_" * (len(splits) > 1))
     if name.startswith("builtin:"):
@@ -155,7 +155,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
             raise UserError(f"dataset.name: '{name}' does not exist; {hint}")
         if base not in DATASETS[name]:
             there = ", ".join(DATASETS[name])
-            raise UserError(f"{setting}: '{name}' has no split '{base}'; it has {there}")
+            raise UserError(f"{setting}: '{name}' has no split '{base}'; choose from {there}")
         rows, lines = json_rows(DATASETS[name][base], name)
         if name not in LEVELS:
             return _named(rows, lines, prefix=f"{base}_")
@@ -165,7 +165,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
     if path.suffix not in KINDS:
         return _named(_read(name, setting, base), None, prefix=f"{base}_")
     if not path.is_file():
-        raise UserError(f"dataset.name: '{name}' does not exist; give a file that does")
+        raise UserError(f"dataset.name: '{name}' does not exist; use a file that does")
     if KINDS[path.suffix] == "json":
         return _named(*json_rows(path, name))
     return _named(

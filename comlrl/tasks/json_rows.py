@@ -34,7 +34,9 @@ def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | 
         pairs = list(_lines(text, name))
         rows, lines = [row for _, row in pairs], [line for line, _ in pairs]
     if not rows:
-        raise UserError(f"dataset.name: '{name}' has no rows; write a JSON object on each line")
+        raise UserError(
+            f"dataset.name: '{name}' contains no rows; write a JSON object on each line"
+        )
     keys = dict.fromkeys(key for row in rows for key in row)
     return [{key: row.get(key) for key in keys} for row in rows], lines
 

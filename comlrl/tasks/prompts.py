@@ -43,7 +43,7 @@ class Prompts:
         style = self.templates.pop(STYLE, "usual")
         styles = {"usual": domain, **domain.styles()}
         if style not in styles:
-            raise UserError(f"prompts.style: '{style}'; give {' or '.join(styles)}")
+            raise UserError(f"prompts.style: '{style}'; use {' or '.join(styles)}")
         self.domain = styles[style]
 
     def worded(self, agent: int) -> Domain:
@@ -135,8 +135,8 @@ def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> 
         for name, names in (("roles", roles), ("templates", templates)):
             if len(names) != num_agents or len(set(roles)) != len(roles):
                 raise UserError(
-                    f"domain: its `{name}` for {num_agents} agents are {list(names)}; give one for "
-                    "each agent, and roles that differ"
+                    f"domain: its `{name}` for {num_agents} agents are {list(names)}; return one "
+                    "for each agent, and roles that differ"
                 )
         for role, template in zip(roles, templates, strict=True):
             _check_fields(f"domain: its template for `{role}`", template, domain.fields)
@@ -151,7 +151,7 @@ def _check_fields(key: str, template: str, fields: Sequence[str]) -> None:
         name = error.args[0]
         hint = near(str(name), fields, "there are {}")
         raise UserError(
-            f"{key}: {_start(template)} has an unknown field {{{name}}}; {hint}"
+            f"{key}: {_start(template)} contains an unknown field {{{name}}}; {hint}"
         ) from error
     except (ValueError, IndexError, AttributeError, TypeError) as error:
         placeholders = ", ".join(f"{{{name}}}" for name in fields)

@@ -36,7 +36,8 @@ class AsyncSampler(Protocol):
 
     async def sample_one(
         self, agent: int, request: Request, sampling: Sampling
-    ) -> tuple[Completion, ...]: ...
+    ) -> tuple[Completion, ...]:
+        """Return one completion of an agent's request for each of its keys."""
 
 
 @runtime_checkable
@@ -61,11 +62,10 @@ class ServedSampler(Sampler, Protocol):
 class Reward(Protocol):
     """Scores joint actions; state beyond a worker pool is not allowed.
 
-    What it is made with: ``reward.arguments`` by name, and, for parameters of these names, the
-    keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``. A
-    class may say by ``facts`` of what type ``Score.facts`` is: an external mode may ask for one,
-    by ``reads``. A class whose scores have ``by_agent`` says so with the class attribute
-    ``by_agent = True``.
+    It is constructed with ``reward.arguments`` by name and, for parameters of these names, with
+    the keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``.
+    The class attribute ``facts`` declares the type of ``Score.facts``, which an external mode may
+    require by ``reads``. A class whose scores set ``by_agent`` declares ``by_agent = True``.
 
     With ``generation.overlap`` it is called from several threads, one after the other. Scores must
     not depend on the global random generators, which other code uses meanwhile.
@@ -105,8 +105,8 @@ class Conventions(NamedTuple):
 class Domain(Protocol):
     """A team's domain: all that is particular to one kind of work.
 
-    A class that names this one as its base has the methods below that have a body. Agents stand
-    in one order everywhere: that of ``roles``.
+    A class derived from this one inherits the methods below that have a body. Agents are always
+    in the order of ``roles``.
     """
 
     fields: Sequence[str]  # that templates may name in braces
@@ -130,7 +130,10 @@ class Domain(Protocol):
         """Return each agent's first prompt, its fields in braces."""
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
-        """Return a mapping for each agent, with a text for each of ``fields``."""
+        """Return a mapping for each agent, with a text for each of ``fields``.
+
+        A run ends with one line and exit code 2 where a field has no value.
+        """
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
         """Return the name of each agent's part, as shown to other agents and an expert."""

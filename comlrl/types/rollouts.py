@@ -34,7 +34,7 @@ class Shape:
     handoff: Literal["random", "best"] | None = None
     early_termination_threshold: float | None = None
     later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
-    handoff_width: int = 1  # joint actions of a turn that ``handoff`` hands on
+    handoff_width: int = 1  # joint actions of a turn that ``handoff`` continues
     turn_order: Literal["simultaneous", "sequential"] = "simultaneous"
     num_generations_sequential: int = 2  # of every agent but the first of a sequential turn
 
@@ -105,10 +105,10 @@ class JointAction:
 class Score:
     """The value of a joint action, and its reasons."""
 
-    value: float  # of the team; where ``by_agent`` is given, the mean of its task rewards
+    value: float  # of the team; with ``by_agent``, the mean of its task rewards
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
     passed: bool | None = None  # None: this reward has no notion of passing
-    facts: Any = None  # what was found; only the domain that made them opens them
+    facts: Any = None  # the reward's analysis, for its domain and the external modes alone
     _: KW_ONLY
     task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
     # each agent's own task reward, in their order; None: all share ``value``

@@ -160,7 +160,10 @@ def accumulate(
             parameter.grad = None if gradient is None else gradient.clone()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        notice(f"out of memory: agent {agent.index}'s micro-batches have {budget} tokens from here")
+        notice(
+            f"out of memory: agent {agent.index}'s micro-batches are limited to {budget} tokens "
+            "from here"
+        )
     for done in done_B:
         sums.absorb(done.sums)
 

@@ -193,7 +193,7 @@ class ImportanceWeightedSampler:
         self.warned = True
         warning(
             f"the server's log-probabilities differ from the trained policy's by {of_token:.2g} a "
-            f"token and {of_completion:.2g} a completion (at most {SOUND} and {SOUND_WHOLE:.2g} "
-            "are rounding): what samples is another policy; see that the server has the same "
-            "model in the same precision (--dtype), and --logprobs-mode processed_logprobs"
+            f"token and {of_completion:.2g} a completion, more than rounding does ({SOUND} and "
+            f"{SOUND_WHOLE:.2g}); start it with the same model and --dtype, and --logprobs-mode "
+            "processed_logprobs"
         )

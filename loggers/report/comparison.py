@@ -31,7 +31,7 @@ GRID = 100  # points of an averaged curve
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in nothing but the seed, under a name that tells them from the others."""
+    """Runs that differ in nothing but the seed, under a name that distinguishes them."""
 
     name: str
     runs: tuple[Run, ...]
@@ -129,7 +129,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
     if len(names) != len(together):
         listed = "; ".join(", ".join(run.path.name for run in seeds) for seeds in together)
         raise ReportError(
-            f"--labels: {len(names)} for {len(together)} settings; give one for each of: {listed}"
+            f"--labels: {len(names)} for {len(together)} settings; name each of: {listed}"
         )
     count = Counter(run.path.name for run in runs)  # two of a name: with their folders' names
 

@@ -141,7 +141,7 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     if not (path / METRICS).is_file():
-        raise ReportError(f"{path}: not a run directory; it has no metrics.jsonl")
+        raise ReportError(f"{path}: not a run directory; it contains no metrics.jsonl")
     with damaged(path):
         return _read(path)
 

@@ -49,7 +49,7 @@ class Game(Domain):
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
         if row.get("game") != self.name:
-            raise ValueError(f"its field `game` is not '{self.name}'; give builtin:{self.name}")
+            raise ValueError(f"its field `game` is not '{self.name}'; use builtin:{self.name}")
         self.check_row(row)
         return Task(name, row)
 

@@ -91,7 +91,7 @@ class Shards(Game):
         if not isinstance(numbers, list) or not all(number in range(1, 10) for number in numbers):
             raise ValueError("its field `numbers` is not a list of numbers from 1 to 9")
         if question != "pair" and len(set(numbers)) != len(numbers):
-            raise ValueError("its field `numbers` has a number twice")
+            raise ValueError("its field `numbers` contains a number twice")
 
     def role_names(self, num_agents: int) -> tuple[str, ...]:
         return (*(name.lower() for name in NAMES[: num_agents - 1]), "judge")
@@ -103,8 +103,8 @@ class Shards(Game):
         holders, numbers = num_agents - 1, task.fields["numbers"]
         if len(numbers) < holders:
             raise UserError(
-                f"dataset.name: task '{task.task_id}' has {len(numbers)} numbers, and {holders} "
-                "agents hold one each; give rows with more numbers, or fewer agents"
+                f"dataset.name: task '{task.task_id}' contains {len(numbers)} numbers, and "
+                f"{holders} agents hold one each; use rows with more numbers, or fewer agents"
             )
         shared = {
             "names": ", ".join(NAMES[:holders]),

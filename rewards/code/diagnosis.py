@@ -54,8 +54,8 @@ def checked_slice(value: int | str | None) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise UserError(
-        f"external.sandbox_slice: {value!r} is not a whole number; "
-        "give n > 0 (first n tests), n < 0 (last |n|), or 0, null or 'all' (every test)"
+        f"external.sandbox_slice: {value!r} is not a whole number; use n > 0 (first n tests), "
+        "n < 0 (last |n|), or 0, null or 'all' (every test)"
     )
 
 
@@ -78,8 +78,8 @@ def breakdown_of(attempt: Attempt) -> RewardBreakdown:
     """Return the attempt's breakdown; raise UserError if the reward has none."""
     if not isinstance(attempt.score.facts, RewardBreakdown):
         raise UserError(
-            "external.mode: modes with diagnostics need a reward that runs the code, and this "
-            "one gives no breakdown; set external.mode to 'plain' or 'expert_edits'"
+            "external.mode: modes with diagnostics need a reward that runs the code, and this one "
+            "returns no breakdown; set external.mode to 'plain' or 'expert_edits'"
         )
     return attempt.score.facts
 

@@ -88,7 +88,7 @@ class CodeDomain(Domain):
             if num_agents == 1 and value != defaults.get(name, value) and not pays_one_agent:
                 raise ValueError(
                     f"reward.arguments.{name}: {value!r} has no effect on an agent without "
-                    "helpers; leave it out, or give num_agents above 1"
+                    "helpers; leave it out, or set num_agents above 1"
                 )
 
     def greatest_reward(self, num_agents: int) -> float | None:

@@ -27,7 +27,7 @@ def checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(value, str) or not value.strip():
             there = ", ".join(f"`{name}`" for name, value in row.items() if value is not None)
             raise ValueError(
-                f"there is no text in its field `{column}`; the row has {there or 'no fields'}"
+                f"there is no text in its field `{column}`; the row's fields are {there or 'none'}"
             )
     prompt, entry_point = row["prompt"], row["entry_point"]
     if _HELPER.fullmatch(entry_point):
@@ -46,8 +46,7 @@ def checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_prompt(prompt: str, entry_point: str) -> None:
     if re.search(rf"^async\s+def\s+{re.escape(entry_point)}\s*\(", prompt, re.MULTILINE):
         raise ValueError(
-            f"its prompt has `async def {entry_point}`, and tests get values, no coroutines; write "
-            "`def`"
+            f"its prompt contains `async def {entry_point}`, and tests await nothing; write `def`"
         )
     tree = parse(prompt, MAX_BYTES)
     for node in ast.walk(tree) if tree else ():
@@ -59,7 +58,7 @@ def _check_prompt(prompt: str, entry_point: str) -> None:
         for module in imported(node) if isinstance(node, ast.Import | ast.ImportFrom) else ():
             if module == "numpy" or module in _NOT_IN_PROGRAMS or not judge_has(module):
                 raise ValueError(
-                    f"its prompt imports `{module}`, which programs do not have: they have "
+                    f"its prompt imports `{module}`, which programs cannot: they can import "
                     "Python's standard library; write the problem without it"
                 )
 

@@ -90,7 +90,7 @@ def signature(prompt: str, entry_point: str) -> str:
     starts = list(re.finditer(pattern, prompt, re.MULTILINE))
     if not starts:
         raise ValueError(
-            f"its prompt has no line `def {entry_point}(…):`; check `prompt` and `entry_point`"
+            f"its prompt contains no line `def {entry_point}(…):`; check `prompt` and `entry_point`"
         )
     lines = prompt[starts[-1].start() :].split("\n")
     for count in range(1, len(lines) + 1):  # a signature may run over several lines

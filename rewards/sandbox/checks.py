@@ -66,8 +66,8 @@ def split_check(test: str, entry_point: str) -> Check:
     missing = [m for s in check.statements for m in imported(s.node) if not judge_has(m)]
     if missing:
         raise TestError(
-            f"its test imports `{missing[0]}`, which tests do not have: they have Python's "
-            "standard library, and numpy where it is installed"
+            f"its test imports `{missing[0]}`, which tests cannot: they can import Python's "
+            "standard library, and numpy if it is installed"
         )
     return check
 
@@ -111,7 +111,8 @@ def parse_check(test: str, entry_point: str) -> Check:
     statements, in_place = _classify(tree, check, {parameter, "candidate", entry_point})
     if not any(statement.is_test for statement in statements):
         raise TestError(
-            f"its `check` has no assert that mentions `{parameter}`; it holds {_listed(check.body)}"
+            f"its `check` contains no assert that mentions `{parameter}`; it holds "
+            f"{_listed(check.body)}"
         )
     return Check(parameter, tuple(statements), in_place)
 

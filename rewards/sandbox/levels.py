@@ -51,7 +51,7 @@ def missing(level: str) -> tuple[str, ...]:
 def choose(isolation: str) -> str:
     """Return the level to use. Raises SandboxError if it is unknown or not available."""
     if isolation not in CHOICES:
-        raise SandboxError(f"sandbox.isolation: {isolation!r}; give one of {', '.join(CHOICES)}")
+        raise SandboxError(f"sandbox.isolation: {isolation!r}; use one of {', '.join(CHOICES)}")
     wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))
     for level in wanted:
         if failure(level) is None:

@@ -273,7 +273,7 @@ class Candidate:
 
     def _forged(self) -> Stop:
         self.stop()
-        return self._fail("Protocol", "the program wrote on the sandbox's own channel")
+        return self._fail("Protocol", "the program wrote to the sandbox's connection")
 
     def _gone(self) -> Stop:
         status = self.stop()
@@ -336,7 +336,7 @@ def _builtin_name(names: list[str]) -> str:
 
 def _status_text(status: int) -> str:
     if status == -signal.SIGKILL:
-        return "it was killed, or closed the channel to the tests"
+        return "it was killed, or closed its connection to the tests"
     return f"signal {-status}" if status < 0 else f"exit status {status}"
 
 

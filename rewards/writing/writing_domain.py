@@ -38,7 +38,7 @@ class WritingDomain(Domain):
         if not isinstance(post, str) or not post.strip():
             raise ValueError("there is no text in its field `prompt`")
         if "entry_point" in row:
-            raise ValueError("it is a coding problem, with an `entry_point`; give builtin:posts")
+            raise ValueError("it is a coding problem, with an `entry_point`; use builtin:posts")
         return Task(name, row)
 
     def roles(self, num_agents: int) -> tuple[str, ...]:

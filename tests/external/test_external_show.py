@@ -135,4 +135,4 @@ def test_a_domain_of_ones_own_that_fails_is_one_line(show: Show, tmp_path: Path)
     assert shown.returncode == 2
     notice, error = shown.stderr.splitlines()
     assert notice.startswith("notice: prompts of")
-    assert error.startswith("error: domain: 'mine:Mine' gave no `text` for task 'T/0'")
+    assert error.startswith("error: domain: 'mine:Mine' returned no `text` for task 'T/0'")

@@ -423,4 +423,4 @@ def test_older_weights_are_no_other_policy(drawn, capsys):
     assert not capsys.readouterr().err
     corrected.sample([[Request(PROMPT, ((),) * len(PAIRS))]] * 2, SAMPLING)
     corrected.metrics()
-    assert "what samples is another policy" in capsys.readouterr().err
+    assert "more than rounding does" in capsys.readouterr().err

@@ -260,7 +260,7 @@ def test_who_compares_by_one_number_refuses_at_the_door(algorithm, tmp_path):
         resolved(algorithm, tmp_path)
     line = str(refused.value)
     assert line.startswith(f"reward.by_agent: 'own', which {algorithm} cannot learn from: ")
-    assert line.endswith("; give reward.by_agent=mean") and "\n" not in line
+    assert line.endswith("; set reward.by_agent=mean") and "\n" not in line
     assert not resolved(algorithm, tmp_path, "reward.by_agent=mean").own_rewards
 
 

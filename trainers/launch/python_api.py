@@ -150,7 +150,7 @@ def train(
         KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
     """
     if algorithm not in SECTIONS:
-        raise UserError(f"algorithm: {algorithm!r}; {near(str(algorithm), SECTIONS, 'give {}')}")
+        raise UserError(f"algorithm: {algorithm!r}; {near(str(algorithm), SECTIONS, 'use {}')}")
     with _as_user_errors():
         passed, settings = _passed(algorithm, tasks, agents, reward, program)
         if model is not None:
@@ -175,7 +175,7 @@ def train(
             build = importlib.import_module(f"comlrl.train_{algorithm}").build
             execute(resolved, work, build, life, bool(resume), resume == "force")
     if life.code or life.loop is None:
-        raise UserError(f"processes: another one has ended the run, with exit code {life.code}")
+        raise UserError(f"processes: another process ended the run, with exit code {life.code}")
     return Run(life.loop.run_dir, passed)
 
 

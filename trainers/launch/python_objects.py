@@ -78,14 +78,14 @@ def _rows(tasks: Any) -> Any:
     if hasattr(tasks, "column_names"):  # a datasets.Dataset
         rows: Any = tasks
     elif not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes):
-        raise UserError(f"tasks: {tasks!r}; give rows, texts or a datasets.Dataset")
+        raise UserError(f"tasks: {tasks!r}; pass rows, texts or a datasets.Dataset")
     else:
         rows = [{"prompt": row} if isinstance(row, str) else row for row in tasks]
         for index, row in enumerate(rows):
             if not isinstance(row, Mapping):
-                raise UserError(f"tasks: row {index} is {row!r:.80}; give a mapping or a text")
+                raise UserError(f"tasks: row {index} is {row!r:.80}; pass a mapping or a text")
     if not len(rows):
-        raise UserError("tasks: there is none; give at least one row")
+        raise UserError("tasks: there are none; pass at least one row")
     return rows
 
 
@@ -101,14 +101,14 @@ def columns_of(splits: Mapping[str, Any]) -> list[str]:
 def check_roles(agents: Mapping[str, str]) -> None:
     """Raise UserError for roles that cannot be keys of ``prompts``, and templates without text."""
     if not isinstance(agents, Mapping) or not agents:
-        raise UserError(f"agents: {agents!r}; give a mapping from each role to its template")
+        raise UserError(f"agents: {agents!r}; pass a mapping from each role to its template")
     for role, template in agents.items():
         if not (isinstance(role, str) and role.isidentifier()):
-            raise UserError(f"agents: {role!r}; give roles of letters, digits and underscores")
+            raise UserError(f"agents: {role!r}; use roles of letters, digits and underscores")
         if role in (SYSTEM, REVISION, PREFILL, STYLE):
             raise UserError(f"agents.{role}: the name of another prompt; rename the role")
         if not isinstance(template, str):
-            raise UserError(f"agents.{role}: {template!r}; give the template as a text")
+            raise UserError(f"agents.{role}: {template!r}; pass the template as a text")
 
 
 def rows_target(splits: Mapping[str, Any]) -> Target:
@@ -126,7 +126,7 @@ def reward_target(reward: Any) -> Target:
     made = reward
     if not isinstance(reward, type):
         if not callable(reward):
-            raise UserError(f"reward: {reward!r}; give a function of (task, answers), or a class")
+            raise UserError(f"reward: {reward!r}; pass a function of (task, answers), or a class")
         try:
             inspect.signature(reward).bind("task", "answers")
         except TypeError as error:

@@ -33,13 +33,15 @@ def keywords(
     named = {name: value for name, value in offered.items() if name in parameters}
     for name, value in arguments.items():
         if name in named:
-            raise UserError(f"{key}.{name}: {value!r} is taken from {section}; set it there")
+            raise UserError(
+                f"{key}.{name}: {value!r}; this argument comes from {section}: set it there"
+            )
         if replacement := getattr(cls, "removed_arguments", {}).get(name):
             raise UserError(f"{key}.{name}: {value!r}; this argument was removed: {replacement}")
         if name not in parameters:
             allowed = [n for n in parameters if n not in named]
             hint = near(name, allowed, "there are {}")
-            raise UserError(f"{key}.{name}: unknown argument, given {value!r}; {hint}")
+            raise UserError(f"{key}.{name}: unknown argument, set to {value!r}; {hint}")
         _check(f"{key}.{name}", value, parameters[name])
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in {*arguments, *named}:
@@ -70,4 +72,4 @@ def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def _check(key: str, value: Any, parameter: inspect.Parameter) -> None:
     valid = any(fits(value, choice) for choice in members(parameter.annotation))
     if not valid and not (value is None and parameter.default is None):
-        raise UserError(f"{key}: {value!r} is not valid; give {expected(parameter.annotation)}")
+        raise UserError(f"{key}: {value!r} is not valid; use {expected(parameter.annotation)}")

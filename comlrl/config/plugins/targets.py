@@ -92,7 +92,7 @@ def load(key: str, value: str, folder: Path) -> Target:
     module, sources = _imported(setting, name, folder)
     if not hasattr(module, attribute):
         names = [n for n in vars(module) if not n.startswith("_")]
-        hint = near(attribute, names, "it has {}")
+        hint = near(attribute, names, "there are {}")
         raise UserError(f"{setting}: `{name}` has no `{attribute}`; {hint}")
     return Target(key, value, getattr(module, attribute), sources)
 
@@ -122,7 +122,7 @@ def _imported(setting: str, name: str, folder: Path) -> tuple[Any, tuple[Source,
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
     """``check_methods`` of a class. Raises UserError if it is not a class."""
     if not isinstance(target.obj, type):
-        raise UserError(f"{target} is not a class; give one")
+        raise UserError(f"{target} is not a class; name a class")
     check_methods(target, protocol, methods)
 
 
@@ -148,7 +148,7 @@ def check_methods(
         if place is protocol:
             if inherited:
                 continue
-            raise UserError(f"{target} has no method `{shown}`; give it one")
+            raise UserError(f"{target} has no method `{shown}`; add it")
         if not callable(method):
             raise UserError(f"{target}: its `{name}` is {method!r}; write a method `{shown}`")
         unbound = is_class and inspect.isfunction(vars(place)[name])

@@ -62,7 +62,7 @@ class LayerCache(NamedTuple):
 
 
 class StepTensors(NamedTuple):
-    """What all layers of a step read."""
+    """Tensors that all layers of a step read."""
 
     t: Tensor  # (1,)
     cos: Tensor  # (R, 1, width)

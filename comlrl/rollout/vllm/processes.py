@@ -52,8 +52,8 @@ class ServerProcess:
             socket.create_connection((address.host, address.port or 80), 1),
         ):
             raise UserError(
-                f"{KEY}: a server listens at '{url}' already; give another generation.vllm_url, "
-                f"or {KEY}=null to use that one"
+                f"{KEY}: a server listens at '{url}' already; set another generation.vllm_url, or "
+                f"{KEY}=null to use that one"
             )
         environment = {n: v for n, v in os.environ.items() if not LAUNCHED.fullmatch(n)}
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

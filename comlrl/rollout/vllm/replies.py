@@ -110,7 +110,9 @@ def _support(
 def _check_ids(url: str, ids: list[Any], vocabulary: int) -> None:
     for token in ids:
         if type(token) is not int or not 0 <= token < vocabulary:
-            raise BadReply(url, f"token {_shown(token)}, and the model has {vocabulary}")
+            raise BadReply(
+                url, f"token {_shown(token)}, and the model's vocabulary is of {vocabulary}"
+            )
 
 
 def _mappings(value: Any) -> list[dict[str, Any]]:

@@ -115,7 +115,7 @@ class Server:
             ) from error
         if abs(sum(drawn.logprob_L)) > ROUNDING:
             raise UserError(
-                f"'{self.url}' gives log-probabilities without the temperature and truncation of "
+                f"'{self.url}' returns log-probabilities without the temperature and truncation of "
                 "sampling; start it with --logprobs-mode processed_logprobs"
             )
 
@@ -401,7 +401,7 @@ def _reason(response: httpx.Response, text: bytes) -> str:
     """Return what an error's body says, or why a redirect is an error."""
     if response.has_redirect_location:
         where = response.headers["Location"]
-        return f"a redirect to '{where}', which is not followed; give that address instead"
+        return f"a redirect to '{where}', which is not followed; use that address instead"
     message: Any = text.decode(errors="replace")
     with contextlib.suppress(ValueError, RecursionError):
         reply = json.loads(message)

@@ -320,8 +320,8 @@ REFUSED = [  # overrides → what the line must name
     ),
     ([*VLLM, "lora.target_modules='(q_proj'"], ["lora.target_modules", "(q_proj", "pattern"]),
     (["generation.overlap=1"], ["generation.overlap", "1", "backend=builtin", "backend=vllm"]),
-    ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "give 0 or 1"]),
-    ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "give 0 or 1"]),
+    ([*VLLM, "generation.overlap=2"], ["generation.overlap", "2", "use 0 or 1"]),
+    ([*VLLM, "generation.overlap=true"], ["generation.overlap", "True", "use 0 or 1"]),
     ([*VLLM, "generation.importance_cap=0.5"], ["generation.importance_cap", "0.5", "at least 1"]),
     (["magrpo.max_steps=null"], ["max_steps", "max_env_steps", "num_train_epochs"]),
     (["magrpo.temperature=0"], ["magrpo.temperature", "0"]),
@@ -438,7 +438,7 @@ def test_other_words_on_the_command_line_are_refused(word):
 
 
 def test_shppo_has_a_layer_that_no_server_has():
-    with pytest.raises(UserError, match=r"generation\.backend=vllm with shppo, .*; give builtin"):
+    with pytest.raises(UserError, match=r"generation\.backend=vllm with shppo, .*; use builtin"):
         parse(
             "--override", *VLLM[:2], algorithm="shppo", file=QUICKSTART.replace("magrpo", "shppo")
         )
@@ -446,7 +446,9 @@ def test_shppo_has_a_layer_that_no_server_has():
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
 def test_rounds_do_not_know_what_comes_next(algorithm):
-    with pytest.raises(UserError, match=rf"generation\.overlap: 1 with {algorithm}, .*; give 0"):
+    with pytest.raises(
+        UserError, match=rf"generation\.overlap: 1 with {algorithm}, .*; set it to 0"
+    ):
         parse(
             "--override", *VLLM[:2], "generation.overlap=1", algorithm=algorithm,
             file=QUICKSTART.replace("magrpo", algorithm),
@@ -540,7 +542,7 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         ("grpo", ["grpo.update_epochs=0"], ["grpo.update_epochs", "0", "at least 1"]),
         ("grpo", ["grpo.update_epochs=2", "grpo.clip_range=0"], ["grpo.clip_range", "above 0"]),
         ("ppo", ["ppo.joint_mode=cross"], ["ppo.joint_mode", "cross"]),
-        ("madpo", ["madpo.joint_mode=counterfactual"], ["madpo.joint_mode", "give align or cross"]),
+        ("madpo", ["madpo.joint_mode=counterfactual"], ["madpo.joint_mode", "use align or cross"]),
         (
             "ppo",
             ["ppo.critic=centralized", "ppo.granularity=token"],
@@ -555,7 +557,7 @@ def test_a_mistake_is_refused_in_one_line(items, named):
         (
             "marlhf",
             ["marlhf.rl_algorithm=ppo", "ppo.shared_policy=true"],
-            ["ppo.shared_policy", "marlhf", "give false"],
+            ["ppo.shared_policy", "marlhf", "set it to false"],
         ),
         ("shppo", ["shppo.gae_lambda=2"], ["shppo.gae_lambda", "2"]),
     ],
@@ -651,9 +653,9 @@ def test_notices_go_to_stderr(tmp_path):
     [
         ("reward.arguments.bonos=share", "did you mean `bonus`"),
         ("reward.arguments.colour=red", "there are bonus, measure_need"),
-        ("reward.arguments.bonus=half", "give any_test, share or team"),
+        ("reward.arguments.bonus=half", "use any_test, share or team"),
         ("reward.arguments.need_bonus=1", "bonus=team"),
-        ("reward.arguments.measure_need=yes please", "give true or false"),
+        ("reward.arguments.measure_need=yes please", "use true or false"),
         ("reward.argument.bonus=share", "did you mean `reward.arguments`"),
         ("reward.arguments=3", "reward.arguments: 3"),
     ],

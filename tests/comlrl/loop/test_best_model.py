@@ -95,7 +95,7 @@ def test_adapters_are_saved_unless_switched_off(keys: dict, keeps: bool) -> None
     assert bool(config.no_weights) != keeps
     if "output__save_final_model" not in keys and not keeps:
         assert (
-            "save_final_model=auto keeps adapters, and lora.enabled=false has none"
+            "save_final_model=auto saves adapters, and lora.enabled=false trains none"
             in config.no_weights
         )
     saved = tiny_models.config(**keys, save_steps=1)

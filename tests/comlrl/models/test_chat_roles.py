@@ -55,7 +55,7 @@ def test_a_template_that_fails_is_one_line(template):
 
 
 def test_roles_that_it_lacks():
-    with pytest.raises(UserError, match="has no messages of the role tool; give what a tool ret"):
+    with pytest.raises(UserError, match="does not support the role tool; pass what a tool return"):
         agent(WITHOUT_TOOLS).encode(CALLED)
     with pytest.raises(UserError, match=r"refuses messages of the roles system, user: no system$"):
         agent(STRICT).encode(SYSTEM)

@@ -296,9 +296,7 @@ def test_pairs_that_are_too_long_are_reported_and_left_out(tmp_path):
         lines=lines,
     )
     assert (made.facts.pairs, made.facts.too_long) == (16, 1)
-    assert (
-        "1 of 17 pairs are longer than reward_max_length=64 (the longest has 65 tokens)" in lines[0]
-    )
+    assert "1 of 17 pairs are longer than reward_max_length=64 (the longest: 65 tokens)" in lines[0]
     # Scoring keeps the last tokens: what stands before them does not count.
     assert made.raw(["c" * 80 + "o\n"]) == made.raw(["d" * 5 + "c" * 70 + "o\n"])
     with pytest.raises(PreferenceError, match="reward_max_length"):

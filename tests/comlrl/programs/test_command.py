@@ -128,7 +128,7 @@ def test_a_rollout_raises_the_soft_limit_of_open_files():
     [
         ({"command": "no-such-command-anywhere x"}, "no such command"),
         ({"command": "python 'unclosed"}, "cannot be read"),
-        ({"command": "true", "target": "my:play"}, "give one of them"),
+        ({"command": "true", "target": "my:play"}, "set one of them"),
     ],
 )
 def test_refused_in_one_line(keys, message, tmp_path):

@@ -312,9 +312,9 @@ def test_a_signal_ends_all_episodes(play):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "gave None as a score; give finite numbers"),
-        ({"coder": 1.0}, "gave rewards of coder; give a number for each of coder, tester"),
-        (Score(1.0, by_agent=(1.0,)), "gave by_agent=(1.0,); give 2 finite numbers"),
+        (None, "returned None as a score; return finite numbers"),
+        ({"coder": 1.0}, "returned rewards of coder; return a number for each of coder, tester"),
+        (Score(1.0, by_agent=(1.0,)), "returned by_agent=(1.0,); return 2 finite numbers"),
     ],
 )
 def test_what_is_no_score_ends_the_run(given, message):
@@ -329,10 +329,10 @@ def test_what_is_no_score_ends_the_run(given, message):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ([], "a prompt has no message"),
-        ([{"role": "robot", "content": "x"}], "a message's role is 'robot'; give one of system, "),
+        ([], "a prompt without messages"),
+        ([{"role": "robot", "content": "x"}], "a message's role is 'robot'; use one of system, "),
         ([{"role": "user"}], "a message has `role` and `content`, not role"),
-        ([{"role": "user", "content": 3}], "a message's content is 3; give a text"),
+        ([{"role": "user", "content": 3}], "a message's content is 3; use a text"),
     ],
 )
 def test_what_is_no_prompt(prompt, message):

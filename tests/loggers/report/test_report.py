@@ -94,7 +94,7 @@ def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path}: not a run directory; it has no metrics.jsonl\n"
+    assert done.stderr == f"error: {tmp_path}: not a run directory; it contains no metrics.jsonl\n"
 
 
 def test_a_damaged_run_is_named(tmp_path):
@@ -279,7 +279,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting(tmp_path):
     assert [group.label for group in named] == [
         "one (magrpo_1_1, magrpo_1_2)", "two (magrpo_2_1)", "other (ppo_1_1)",
     ]  # fmt: skip
-    with pytest.raises(ReportError, match=r"--labels: 2 for 3 settings; give one for each of: mag"):
+    with pytest.raises(ReportError, match=r"--labels: 2 for 3 settings; name each of: mag"):
         grouped(runs, ["one", "two"])
     written = write_comparison(runs, tmp_path / "out")
     assert [path.name for path in written] == [

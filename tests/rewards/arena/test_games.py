@@ -328,7 +328,7 @@ def test_data_names_and_bounds(name):
         bounds = game.bounds(tasks[0], game.agents[0], 2, reward_of(name))
         assert bounds.floor < bounds.optimum
         assert "{" not in "".join(Prompts(game).first(tasks[0], game.agents[1]))
-    with pytest.raises(UserError, match=rf"`game` is not '{name}'; give builtin:{name};"):
+    with pytest.raises(UserError, match=rf"`game` is not '{name}'; use builtin:{name};"):
         load_tasks(DatasetConfig(name="builtin:posts"), "train", game)
     with pytest.raises(ValueError, match="is played by"):
         game.roles(1)
@@ -360,7 +360,7 @@ def test_too_few_numbers():
     task = ARENA["arena-shards"].task(
         "t", {"game": "arena-shards", "numbers": [1, 2], "question": "largest"}
     )
-    with pytest.raises(UserError, match="task 't' has 2 numbers, and 3 agents hold one each"):
+    with pytest.raises(UserError, match="task 't' contains 2 numbers, and 3 agents hold one each"):
         Prompts(shards.SHARDS).first(task, 4)
 
 

@@ -191,7 +191,7 @@ def test_workers_import_nothing_heavy():
 
 def test_unknown_isolation_is_named():
     with pytest.raises(
-        SandboxError, match=r"sandbox\.isolation: 'docker'; give one of auto, namespaces"
+        SandboxError, match=r"sandbox\.isolation: 'docker'; use one of auto, namespaces"
     ):
         _ = CodeReward(isolation="docker").isolation
 

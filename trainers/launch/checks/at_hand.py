@@ -50,7 +50,8 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     else:
         _check_splits(config.dataset)
         unchecked.append(
-            f"dataset.name: '{name}' and its rows; no such folder here, asked of the hub"
+            f"dataset.name: '{name}' and its rows; not a local folder, so the hub is asked at the "
+            "start"
         )
     agents = agents_at_hand(config, unchecked)
     if work.program is not None:
@@ -108,7 +109,7 @@ def _check_writable(output: OutputConfig) -> None:
     except OSError as error:
         key = "output.dir" if output.dir else "output.base_dir"
         raise UserError(
-            f"{key}: '{folder}' cannot be written ({error.strerror}); give another folder"
+            f"{key}: '{folder}' cannot be written ({error.strerror}); choose another folder"
         ) from error
 
 
@@ -145,7 +146,7 @@ def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
 def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) -> AtHand | None:
     folder = hub.model_folder(name)
     if folder is None:
-        unchecked.append(f"{key}: '{name}'; no such folder here, and not in the hub's cache")
+        unchecked.append(f"{key}: '{name}'; not a local folder, and not in the hub's cache")
         return None
     from transformers import AutoConfig, AutoTokenizer
 
@@ -167,12 +168,11 @@ def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) ->
         reason = load_failure(error)
         if local:
             raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
-        unchecked.append(f"{key}: '{name}'; the hub's cache holds a part of it alone: {reason}")
+        unchecked.append(f"{key}: '{name}'; the hub's cache holds only a part of it: {reason}")
         return None
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; "
-            "give eos_token"
+            f"agent_model.special_tokens: the tokenizer of '{name}' has no EOS token; set eos_token"
         )
     chat = ours.chat if key.startswith("agent") else "auto"
     encoder = PromptEncoder(tokenizer, chat, ends, ours.template_arguments)
@@ -191,6 +191,6 @@ def _check_inputs(section: CommonConfig) -> None:
 
         if not (Path(inputs["reward_model"]) / FACTS).is_file():
             raise UserError(
-                f"marlhf.reward_model: '{inputs['reward_model']}' holds no {FACTS}; give the "
+                f"marlhf.reward_model: '{inputs['reward_model']}' holds no {FACTS}; use the "
                 "reward_model folder of an earlier run"
             )

@@ -29,7 +29,7 @@ def config_file(name: str | Path, option: str = "--config", folder: Path = CONFI
     if path.parent != Path() or path.suffix:
         return path  # whoever reads it says that it is not there
     near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
-    hint = f"did you mean {near[0]}?" if near else "give a YAML file, or see docs/configuration.md"
+    hint = f"did you mean {near[0]}?" if near else "name a YAML file, or see docs/configuration.md"
     raise UserError(f"{option}: '{name}' is neither a file nor a shipped configuration; {hint}")
 
 

@@ -46,7 +46,7 @@ def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
     if not work.reward_arguments.keys() & {f.name for f in fields(config.sandbox)}:
         unread["sandbox"] = "this reward runs nothing in it"
     if not work.rewards_each and work.program is None:
-        unread["reward.by_agent"] = "this reward gives all agents one value"
+        unread["reward.by_agent"] = "this reward returns one value for all agents"
     if config.online.num_turns > 1 and "sandbox_slice" not in work.mode.keys_read:
         unread["external.sandbox_slice"] = "this external.mode does not read it"
     sampling = sampling_settings.sampling(config, work.roles)
@@ -57,5 +57,5 @@ def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
     if config.online.num_turns == 1 and REVISION in config.prompts:
         lines.append("prompts.revision has no effect: nothing follows a single turn")
     if work.program is not None and PREFILL in config.prompts:
-        lines.append("prompts.prefill has no effect: the program writes what its calls end with")
+        lines.append("prompts.prefill has no effect: the program writes how its prompts end")
     return lines

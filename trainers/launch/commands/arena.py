@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if cell.config.is_file() and cell.config.read_text(encoding="utf-8") != cell.text:
                 raise UserError(
                     f"--out: '{arena.out}' holds cells with other settings, another budget or "
-                    "another version of the script; give another folder"
+                    "another version of the script; choose another folder"
                 )
     except UserError as error:
         return report(error)
@@ -161,11 +161,11 @@ def plan(arguments: argparse.Namespace) -> Arena:
     step = arena_cells.BATCH * arena_cells.TREE
     if arguments.joint_actions < step:
         raise UserError(
-            f"--joint-actions: {arguments.joint_actions}; give at least {step}, one step's"
+            f"--joint-actions: {arguments.joint_actions}; use at least {step}, one step's"
         )
     for option in ("seeds", "jobs"):
         if (number := getattr(arguments, option)) is not None and number < 1:
-            raise UserError(f"--{option}: {number}; give at least 1")
+            raise UserError(f"--{option}: {number}; use at least 1")
     return Arena(
         algorithms=arena_cells.chosen_algorithms(arguments.algorithms),
         tasks=arena_cells.chosen("--tasks", arguments.tasks, TASKS),
@@ -181,7 +181,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
     played."""
     algorithm, tree = arena.algorithms[name], dict(arena.cell(name, task, arena.seeds[0]).tree)
     if TASKS[task].cross_play and len(arena.seeds) < 2:
-        return f"{task} is played with a stranger: give --seeds 2 or more"
+        return f"{task} is played with an agent of another seed: use --seeds 2 or more"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{name}_{task}.yaml"
         trained_by = algorithm.trained_by

@@ -124,11 +124,11 @@ def chosen_algorithms(text: str | None) -> dict[str, Algorithm]:
             continue
         if name in SECTIONS or name in ALGORITHMS or not name.isidentifier():
             raise UserError(
-                f"--algorithms: '{item}'; give the name that your script passes to main, which "
-                "must differ from those that ship"
+                f"--algorithms: '{item}'; use the name that your script passes to main, which must "
+                "differ from the shipped ones"
             )
         if not Path(script).is_file():
-            raise UserError(f"--algorithms: '{script}' does not exist; give a train script")
+            raise UserError(f"--algorithms: '{script}' does not exist; name a train script")
         rows[item] = Algorithm(name, script=Path(script).resolve())
     names = chosen("--algorithms", text, rows)
     return {name.partition("=")[0]: rows[name] for name in names}

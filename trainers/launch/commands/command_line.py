@@ -69,7 +69,8 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
     parser = Parser(
         f"train {algorithm}",
         description=f"Train with {algorithm.upper()}.",
-        epilog="Keys: docs/configuration.md. The last of file, older flags and --override wins.",
+        epilog="Keys and older flags: docs/configuration.md. The last of file, older flags and "
+        "--override wins.",
     )
     parser.add_argument(
         "--config",
@@ -91,35 +92,34 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check all that is at hand, print the cost, load no weights",
+        help="check everything available locally and print the cost, without loading weights",
     )
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="with --dry-run: also make two training steps here, and multiply them to the run",
+        help="with --dry-run: also time two training steps on this machine, and extrapolate to the "
+        "run",
     )
     parser.add_argument(
         "--check-solutions",
         action="store_true",
-        help="with --dry-run: score the solutions that the rows hold, and name the rows that they "
-        "do not win",
+        help="with --dry-run: score the solutions that the rows contain, and list the rows whose "
+        "solution fails",
     )
     parser.add_argument("--hardware", nargs="?", const="", help=argparse.SUPPRESS)
-    older = parser.add_argument_group("older flags, each a key of the configuration")
-    for flag, key in FLAGS.items():
+    for flag in FLAGS:  # they still work; eleven of them would be half of --help
         count = "+" if flag == "turn_gradient_weights" else None
-        shown = key.replace("<algo>", algorithm)
-        older.add_argument(f"--{flag}", nargs=count, metavar="VALUE", help=shown)
+        parser.add_argument(f"--{flag}", nargs=count, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.hardware is not None:
         raise UserError(
-            f"--hardware: '{arguments.hardware}' is no longer estimated for; give --dry-run "
+            f"--hardware: '{arguments.hardware}' is no longer estimated for; use --dry-run "
             "--measure on the machine itself"
         )
     if arguments.measure and not arguments.dry_run:
-        raise UserError("--measure: is for --dry-run; give both")
+        raise UserError("--measure: works only with --dry-run; add it")
     if arguments.check_solutions and not arguments.dry_run:
-        raise UserError("--check-solutions: is for --dry-run; give both")
+        raise UserError("--check-solutions: works only with --dry-run; add it")
     arguments.config = config_file(arguments.config)
     return arguments
 
@@ -159,6 +159,6 @@ def _check_algorithm(algorithm: str, sections: Mapping[str, type], file: str) ->
     others = [name for name in load_yaml(file) if name in SECTIONS and name not in sections]
     if others:
         raise UserError(
-            f"--config: {str(file)!r} has a section `{others[0]}`; train with {others[0]}, or "
-            f"give a file for {algorithm}"
+            f"--config: {str(file)!r} contains a section `{others[0]}`; use train_{others[0]}.py "
+            f"(`comlrl train {others[0]}`), or a file for {algorithm}"
         )

@@ -103,7 +103,7 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
     ``solution``."""
     rows = [(tree.task.task_id, domain.solution(tree.final_score)) for tree in trees]
     if any(solution is None for _, solution in rows):
-        raise UserError("--export-samples: this domain or reward makes nothing to be exported")
+        raise UserError("--export-samples: this domain or reward exports nothing; leave it out")
     lines = [json.dumps({"task_id": name, "solution": text}) + "\n" for name, text in rows]
     files.replace(file, "".join(lines))
     print_written(file)
@@ -217,7 +217,7 @@ def build(plan: Plan, *, caching: bool) -> Stage:
     config, section = plan.config, plan.config.section
     services = api.members(config.agents)
     if config.generation.backend != "builtin":
-        notice("generation.backend: evaluations take the builtin generator")
+        notice("generation.backend: evaluations use the builtin generator")
     data = config.dataset.name
     hub.check_data(data, config.beside)
     hub.check_reachable([("dataset.name", data), *config.agents_models], config.beside)

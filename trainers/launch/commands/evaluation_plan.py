@@ -55,7 +55,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     ks, samples = _samples(arguments)
     runs = arguments.cross_play or ()
     if runs and len(runs) < 2:
-        raise UserError(f"--cross-play: '{runs[0]}' alone; give two runs or more")
+        raise UserError(f"--cross-play: '{runs[0]}' alone; name two runs or more")
     teams = [weights.locate(run, "--cross-play") for run in runs]
     if arguments.checkpoint:
         teams = [weights.locate(arguments.checkpoint)]
@@ -64,10 +64,12 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         file = config_file(arguments.config)
     if not file:
         raise UserError(
-            "--config: missing; give a YAML file, or a shipped one, e.g. magrpo_quickstart"
+            "--config: missing; name a YAML file, or a shipped one, e.g. magrpo_quickstart"
         )
     if (runs or arguments.replace) and arguments.export_samples:
-        raise UserError("--export-samples: of one team as it is; evaluate teams one by one")
+        raise UserError(
+            "--export-samples: works for one team without --replace; evaluate teams one by one"
+        )
     pairs = replacements.parse(arguments.replace, teams)
     others = [who for _, who in pairs if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
@@ -80,8 +82,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         init_from.check(config)
     if len(teams) > 1 and (config.section.num_agents < 2 or config.section.one_policy):
         raise UserError(
-            "--cross-play: the agents of these runs act by one policy, or there is only one; give "
-            "teams of several"
+            "--cross-play: the agents of these runs act by one policy, or there is only one; use "
+            "teams of several agents"
         )
     return Plan(
         config=config,
@@ -104,7 +106,7 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
     except ValueError:
         ks = (0,)
     if ks[0] < 1:
-        raise UserError(f"--k: {arguments.k!r}; give whole numbers from 1, e.g. 1,3,5,10")
+        raise UserError(f"--k: {arguments.k!r}; use whole numbers from 1, e.g. 1,3,5,10")
     samples = arguments.samples or (1 if arguments.greedy else ks[-1])
     if samples < ks[-1]:
         raise UserError(f"--k: pass@{ks[-1]} needs {ks[-1]} samples for each task, not {samples}")
@@ -197,7 +199,8 @@ def resolve(
                 notice(f"{setting.key}={value!r}, and '{teams[0].name}' was trained with {trained}")
             elif (other := value_of(from_file)) != value:
                 notice(
-                    f"{trained} is taken, as '{teams[0].name}' was trained; {file} has {other!r}"
+                    f"{trained} is used, as '{teams[0].name}' was trained with it; {file} sets "
+                    f"{other!r}"
                 )
     return config, work
 
@@ -214,7 +217,7 @@ def _check_alike(
     order, facts = f"{algorithm}.turn_order", []
     for team, settings in zip(teams, team_settings, strict=True):
         if len(teams) > 1 and team.model is not None:
-            raise UserError(f"{option}: '{team.name}' is a model, not a team; give runs")
+            raise UserError(f"{option}: '{team.name}' is a model, not a team; name runs")
         compared = (*weights.WORK, *LIKE_MODELS, f"{algorithm}.num_agents")
         held = {s.key: s.value for s in settings if s.key in compared}
         if isinstance(held.get("agents"), dict):  # of the weights, only what they fit
@@ -230,13 +233,13 @@ def _check_alike(
         for key in held:
             if key not in facts[0] or held[key] == facts[0][key]:
                 continue
-            fix = "give runs that are alike in this"
+            fix = "use runs that agree in this"
             if key in (order, *weights.WORK):
                 if any(text.startswith(key) for text in overridden):
                     continue
-                fix += f", or say with --override {key}=… what is to hold for all"
+                fix += f", or set it for all of them with --override {key}=…"
             raise UserError(
-                f"{option}: '{team.name}' was trained with {key}={held[key]!r} and "
+                f"{option}: '{team.name}' was trained with {key}={held[key]!r}, and "
                 f"'{teams[0].name}' with {facts[0][key]!r}; {fix}"
             )
 
@@ -260,14 +263,19 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="agents of --checkpoint by role or number, and who acts in the place of each: "
         "0=untrained, 0=silent, 0=1 (or a role), 0=RUN; all=WHO for every agent",
     )  # fmt: skip
-    add("--num-agents", type=int, metavar="M", help="agents, of an untrained team or of one policy")
+    add(
+        "--num-agents",
+        type=int,
+        metavar="M",
+        help="number of agents of an untrained team, or of a run with one policy",
+    )
     add("--k", default="1", metavar="1,3,5,10", help="pass@k for these k")
     add("--samples", type=int, metavar="N", help="answers to each task; default: the largest k")
-    add("--greedy", action="store_true", help="the likeliest tokens instead of samples")
+    add("--greedy", action="store_true", help="take the likeliest tokens instead of sampling")
     add(
         "--override", nargs="*", action="extend", default=[], metavar="KEY=VALUE",
         help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
     )  # fmt: skip
-    add("--export-samples", metavar="FILE", help="the answers, as JSONL that EvalPlus reads")
-    add("--out", metavar="FILE", help="JSON file; default: a name that tells what was evaluated")
+    add("--export-samples", metavar="FILE", help="write the answers as JSONL that EvalPlus reads")
+    add("--out", metavar="FILE", help="JSON file; default: a name made of what was evaluated")
     return parser.parse_args(argv)

@@ -42,9 +42,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser("export", description="Write a run's weights for use elsewhere.")
     add = parser.add_argument
     add("run", metavar="RUN", help="a run, its final_model or best_model, or a checkpoint of it")
-    add("--merge", action="store_true", help="a whole model for each agent, without PEFT")
+    add("--merge", action="store_true", help="write a whole model for each agent, without PEFT")
     add("--out", metavar="DIR", help="default: exported_model in the run")
-    add("--push", metavar="USER/NAME", help="also to this repository of the hub, new ones private")
+    add(
+        "--push",
+        metavar="USER/NAME",
+        help="also upload it to this repository of the hub; a new one is private",
+    )
     return parser.parse_args(argv)
 
 
@@ -54,10 +58,10 @@ def check(
     """Return the run to export and the target folder. Raise UserError if the export cannot work."""
     run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
-        raise UserError(f"RUN: '{run.name}' is not a run; give a run directory, or a folder in one")
+        raise UserError(f"RUN: '{run.name}' is not a run; name a run directory, or a folder in one")
     out = Path(folder) if folder else run.run_dir / "exported_model"
     if out.exists():
-        raise UserError(f"--out: '{out}' is there already; give another folder, or remove it")
+        raise UserError(f"--out: '{out}' exists already; choose another folder, or remove it")
     place = run.final_model or run.checkpoint
     assert place is not None
     if merge and any(place.glob(f"{HETEROGENEOUS}*")):
@@ -68,7 +72,7 @@ def check(
     if merge and run.final_model and not (run.final_model / "agent_0" / ADAPTER).exists():
         raise UserError(f"--merge: '{run.name}' holds whole models already; leave --merge out")
     if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UserError(f"--push: {repository!r} is not a repository; give USER/NAME")
+        raise UserError(f"--push: {repository!r} is not a repository; use USER/NAME")
     return run, out
 
 
@@ -119,7 +123,7 @@ def push(folder: Path, repository: str) -> str:
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"--push: {repository!r}: {reason}; `hf auth login` gives leave to write; what was "
-            f"written stays in '{folder}'"
+            f"--push: {repository!r}: {reason}; log in with `hf auth login` and push again "
+            f"(the export stays in '{folder}')"
         ) from error
     return str(url)

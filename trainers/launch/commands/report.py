@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parse_arguments(argv)
         if len(options.runs) == 1 and options.labels:
-            raise ReportError("--labels: names the settings of a comparison; give several runs")
+            raise ReportError("--labels: names the settings of a comparison; name several runs")
         if len(options.runs) == 1:
             write_report(options.runs[0])
             written = [options.runs[0] / REPORT, options.runs[0] / "curves.png"]
@@ -38,12 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("report", description="Write a run, or several, as one page.")
+    parser = Parser("report", description="Write a page about a run, or a comparison of several.")
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="run directories")
-    add("--out", type=Path, default=Path("comparison"), help="folder of the comparison")
+    add("--out", type=Path, default=Path("comparison"), help="folder for the page of a comparison")
     add("--labels", nargs="+", metavar="NAME", help="names of the settings compared, in order")
-    add("--figures", type=Path, metavar="DIR", help="also each figure by itself, as PDF and PNG")
+    add(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="also write each figure by itself, as PDF and PNG",
+    )
     return parser.parse_args(argv)
 
 

@@ -99,27 +99,27 @@ def read_sweep(path: str | Path) -> Sweep:
         raise UserError(f"sweep file: '{path}' holds no mapping; write `method: …`")
     for key in tree:
         if key not in (*KEYS, *LABELS):
-            raise UserError(f"{key}: not a key that local sweeps read; they read {_list(KEYS)}")
+            raise UserError(f"{key}: unknown key; local sweeps read {_list(KEYS)}")
     method, program = str(tree.get("method")), tree.get("program")
     if method not in SAMPLERS:
-        raise UserError(f"method: {method!r}; give one of {_list(SAMPLERS)}")
+        raise UserError(f"method: {method!r}; use one of {_list(SAMPLERS)}")
     if not isinstance(program, str) or train_command(program) is None:
-        raise UserError(f"program: {program!r} does not exist; give a train script")
+        raise UserError(f"program: {program!r} does not exist; name a train script")
     match tree.get("metric"):
         case {"name": str(metric), "goal": "maximize" | "minimize" as goal} if "/" in metric:
             maximize = goal == "maximize"
         case other:
             raise UserError(
-                f"metric: {other}; give a name such as eval/reward_mean, and goal maximize or "
+                f"metric: {other}; use a name such as eval/reward_mean, and goal maximize or "
                 "minimize"
             )
     if not isinstance(tree.get("parameters"), dict) or not tree["parameters"]:
-        raise UserError("parameters: none are given; write `parameters: {key: {values: […]}}`")
+        raise UserError("parameters: missing; write `parameters: {key: {values: […]}}`")
     parameters = {str(name): _distribution(name, p) for name, p in tree["parameters"].items()}
     script = Path(program).stem.removeprefix("train_")
     if "command" not in tree and "config" not in parameters and script not in DEFAULT_CONFIGS:
         raise UserError(
-            "parameters.config: is missing, and there is no `command` with --config; give e.g. "
+            "parameters.config: is missing, and there is no `command` with --config; add e.g. "
             "`config: {value: magrpo_quickstart}`"
         )
     for name, parameter in parameters.items():
@@ -156,8 +156,8 @@ def _distribution(name: str, spec: Any) -> BaseDistribution:
     except (TypeError, ValueError, OverflowError):  # no numbers, or none that make a range
         pass
     raise UserError(
-        f"parameters.{name}: {spec}; give `value`, `values`, or `min` and `max` with a "
-        f"distribution of {_list(RANGES)}"
+        f"parameters.{name}: {spec}; use `value`, `values`, or `min` and `max` with a distribution "
+        f"of {_list(RANGES)}"
     )
 
 
@@ -165,9 +165,11 @@ def _command(parts: Any) -> tuple[str, ...]:
     words = tuple(map(str, parts)) if isinstance(parts, list | tuple) else (str(parts),)
     for word in words:
         if word.startswith("${") and word not in MACROS:
-            raise UserError(f"command: '{word}'; local sweeps know {_list(MACROS)}")
+            raise UserError(f"command: '{word}' is unknown; local sweeps replace {_list(MACROS)}")
     if "${args}" not in words and not {"${args_no_hyphens}", "--override"} <= set(words):
-        raise UserError("command: has neither ${args} nor `--override` with ${args_no_hyphens}")
+        raise UserError(
+            "command: contains neither ${args} nor `--override` with ${args_no_hyphens}"
+        )
     return words
 
 
@@ -182,8 +184,8 @@ def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
     """
     if (folder / "points.json").exists() and not (folder / JOURNAL).exists():
         raise UserError(
-            f"--dir: '{folder}' holds a sweep of an earlier version (points.json), which cannot "
-            "be continued; give another folder"
+            f"--dir: '{folder}' holds a sweep of an earlier version (points.json), which cannot be "
+            "continued; choose another folder"
         )
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -197,12 +199,12 @@ def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
         )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"--dir: '{folder / JOURNAL}' is damaged, or cannot be written ({error}); "
-            "give another folder"
+            f"--dir: '{folder / JOURNAL}' is damaged, or cannot be written ({error}); choose "
+            "another folder"
         ) from None
     identity = sweep.identity()
     if study.user_attrs.get("sweep", identity) != identity:
-        raise UserError(f"--dir: '{folder}' holds another sweep; give another one")
+        raise UserError(f"--dir: '{folder}' holds another sweep; choose another folder")
     study.set_user_attr("sweep", identity)
     return study
 

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(argv)
         sweep = read_sweep(arguments.file)
         if arguments.jobs < 1 or (arguments.count is not None and arguments.count < 1):
-            raise UserError("--count, --jobs: give at least 1")
+            raise UserError("--count, --jobs: use at least 1")
         folder = Path(arguments.dir or Path("outputs/sweeps") / Path(arguments.file).stem)
         study = open_study(sweep, folder)
     except UserError as error:

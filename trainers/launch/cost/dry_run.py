@@ -142,7 +142,7 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
     if file is None:
         there = ", ".join(DATASETS[name])
         raise UserError(
-            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; it has {there}"
+            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; choose from {there}"
         )
     window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
     count, how = split_size(split), "as the slice says"
@@ -155,7 +155,9 @@ def count_tasks(name: str, split: str) -> tuple[int | None, str]:
         ends = [int(end) if end else None for end in window.groups()] if window else [None, None]
         count, how = len(range(rows)[slice(*ends)]), "counted"
     if count == 0:
-        raise UserError(f"dataset split '{split}' of '{name}' has no row; give another slice")
+        raise UserError(
+            f"dataset split '{split}' of '{name}' contains no row; choose another slice"
+        )
     if count is None:
         return None, f"{split} of {name}: known once the data is loaded"
     return count, f"{split} of {name}, {how}"

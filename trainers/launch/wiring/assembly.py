@@ -221,8 +221,8 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
     read = _words(critics.agents[0])
     if section.granularity == "token" and any(_words(agent) != read for agent in team.agents):
         raise UserError(
-            f"{key}: '{name}' has another tokenizer than the agents, whose tokens it is to value; "
-            f"give a model of theirs, or {config.online_name}.granularity=turn"
+            f"{key}: '{name}' uses another tokenizer than the agents, whose tokens it values; use "
+            f"a model with their tokenizer, or set {config.online_name}.granularity=turn"
         )
     return critics
 

@@ -1,5 +1,6 @@
-"""Where the models and the data set of a configuration are: here, in the hub's cache, or on the
-hub. Whether the hub answers is asked once, before a library retries for a minute.
+"""Locate a configuration's models and data set: a local folder, the hub's cache, or the hub.
+
+The hub is asked once whether it answers, before a library retries for a minute.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ def check_model(key: str, name: str, beside: Path) -> None:
     _check_builtin(key, name, MODELS)
     if name.endswith(".gguf"):
         raise UserError(
-            f"{key}: '{name}' is a GGUF file, which is no longer read; give a model's folder "
+            f"{key}: '{name}' is a GGUF file, which is no longer supported; use a model's folder "
             "(transformers converts it: from_pretrained(gguf_file=…), save_pretrained)"
         )
     if name in MODELS or Path(name).is_dir() or _may_be_remote(name):
         return
     raise UserError(
-        f"{key}: '{name}' does not exist: {searched(beside)}; give a model's folder, or a "
-        "name of the hub"
+        f"{key}: '{name}' does not exist: {searched(beside)}; use a model's folder, or a name of "
+        "the hub"
     )
 
 
@@ -49,12 +50,11 @@ def check_data(name: str, beside: Path) -> None:
     path = Path(name)
     readable = path.suffix in KINDS
     if path.is_file() and not readable:
-        raise UserError(f"dataset.name: '{name}'; give a {', '.join(KINDS)} file")
+        raise UserError(f"dataset.name: '{name}'; use a {', '.join(KINDS)} file")
     if name in DATASETS or path.exists() or (not readable and _may_be_remote(name)):
         return
     raise UserError(
-        f"dataset.name: '{name}' does not exist: {searched(beside)}; give a file or folder "
-        "that does"
+        f"dataset.name: '{name}' does not exist: {searched(beside)}; use a file or folder that does"
     )
 
 
@@ -79,8 +79,8 @@ def check_reachable(named: Sequence[tuple[str, str]], beside: Path) -> None:
         cached = _cached_data(wanted) if key == "dataset.name" else model_folder(wanted)
         if not cached:
             raise UserError(
-                f"{key}: '{wanted}' is not a folder here ({searched(beside)}) and not in "
-                f"the hub's cache, and {why}; give a folder, or a name that is in the cache"
+                f"{key}: '{wanted}' is not a local folder ({searched(beside)}) and not in the "
+                f"hub's cache, and {why}; use a folder, or a name that is in the cache"
             )
     os.environ[OFFLINE] = "1"  # for libraries that are imported later
     constants.HF_HUB_OFFLINE = True

@@ -58,14 +58,14 @@ def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
             base = weights.read_json(folder / ADAPTER).get("base_model_name_or_path")
             whence = folder.parent if key.startswith("agents") else folder
             raise UserError(
-                f"{key}: '{name}' holds an adapter, which needs its base; give the base ('{base}') "
+                f"{key}: '{name}' holds an adapter, which needs its base; set the base ('{base}') "
                 f"there, and init_from={whence}"
             )
         runs = (folder / "agent_0").is_dir() or (folder / CONFIG).is_file()
         if runs and not (folder / "config.json").is_file():
             raise UserError(
-                f"{key}: '{name}' holds a run and no model; give the model that it was trained on, "
-                f"and init_from={name}"
+                f"{key}: '{name}' holds a run and no model; use the model that it was trained on, "
+                f"and set init_from={name}"
             )
 
 
@@ -92,7 +92,7 @@ def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
                 linear = sorted({layer.rpartition(".")[2] for layer in size.linear})
                 raise UserError(
                     f"lora.target_modules: '{missing}' is not a layer of '{name}'; "
-                    + near(missing, linear, "it has {}")
+                    + near(missing, linear, "choose from {}")
                 )
 
 
@@ -129,8 +129,8 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
     path = Path(name)
     if not path.exists():
         raise UserError(
-            f"init_from: '{name}' does not exist: {searched(beside)}; give a run, or a "
-            "folder of adapters"
+            f"init_from: '{name}' does not exist: {searched(beside)}; use a run, or a folder of "
+            "adapters"
         )
     if (path / ADAPTER).is_file():
         r, alpha, base = _adapter(path, name, models)
@@ -140,7 +140,7 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
         )  # fmt: skip
     if (path / "config.json").is_file():
         raise UserError(
-            f"init_from: '{name}' is a whole model; give it as agent_model.name, or among agents"
+            f"init_from: '{name}' is a whole model; set it as agent_model.name, or among agents"
         )
     place = weights.locate(path, "init_from")
     if place.final_model is not None:
@@ -188,20 +188,20 @@ def _adapter(folder: Path, name: str, models: Sequence[str]) -> tuple[int, float
     for key, plain in PLAIN.items():
         if adapter.get(key, plain) not in (plain, None):
             raise UserError(
-                f"init_from: '{name}' has {key}={adapter[key]!r} in its {ADAPTER}; plain LoRA "
-                f"adapters ({key}={plain!r}) can be started from"
+                f"init_from: '{name}' sets {key}={adapter[key]!r} in its {ADAPTER}; use a plain "
+                f"LoRA adapter ({key}={plain!r})"
             )
     start = adapter.get("init_lora_weights")
     if start not in BASE_STAYS:
         raise UserError(
-            f"init_from: '{name}' has init_lora_weights={start!r} in its {ADAPTER}, which changes "
+            f"init_from: '{name}' sets init_lora_weights={start!r} in its {ADAPTER}, which changes "
             "its base's weights; save it with path_initial_model_for_weight_conversion, as a plain "
             "LoRA"
         )
     if adapter.get("fan_in_fan_out") and not any(map(_may_be_transposed, models)):
         raise UserError(
-            f"init_from: '{name}' has fan_in_fan_out=True in its {ADAPTER}, and '{models[0]}' has "
-            "no transposed layers; give an adapter of this model"
+            f"init_from: '{name}' sets fan_in_fan_out=True in its {ADAPTER}, and '{models[0]}' has "
+            "no transposed layers; use an adapter of this model"
         )
     return adapter["r"], float(adapter["lora_alpha"]), str(adapter.get("base_model_name_or_path"))
 
@@ -222,7 +222,7 @@ def check(config: Config) -> tuple[Source, list[str]]:
     if source.lora != lora.enabled:
         held = "LoRA adapters" if source.lora else "all weights of whole models"
         fix = f"set lora.enabled={str(source.lora).lower()}"
-        more = "" if source.lora else ", or give these models as agents, and init_from=null"
+        more = "" if source.lora else ", or set agents to these models, and init_from=null"
         raise UserError(f"{where} holds {held}; {fix}{more}")
     wanted = section.policies
     ranks = source.ranks * wanted if source.agents == 1 else source.ranks
@@ -230,25 +230,26 @@ def check(config: Config) -> tuple[Source, list[str]]:
     for i, ((rank, scale), lora) in enumerate(zip(ranks, config.loras, strict=False)):
         key = "lora.r" if config.team[i].lora is None else f"agents.{roles[i]}.lora.r"
         if rank != lora.r:
-            raise UserError(f"{where} has adapters of rank {rank}; set {key}={rank}")
+            raise UserError(f"{where} holds adapters of rank {rank}; set {key}={rank}")
         if scale != lora.effective_alpha:
-            raise UserError(f"{where} has adapters of alpha {scale:g}; set lora.alpha={scale:g}")
+            raise UserError(f"{where} holds adapters of alpha {scale:g}; set lora.alpha={scale:g}")
     if source.agents not in (1, wanted):
         shared = " with one policy" if section.one_policy else ""
         raise UserError(
-            f"{where} has {source.agents} agents, and {config.algorithm}.num_agents="
-            f"{section.num_agents}{shared}; give the folder of one of them, e.g. "
-            f"{source.name}/final_model/agent_{source.agents - 1}, and all start from that"
+            f"{where} holds {source.agents} agents, and "
+            f"{config.algorithm}.num_agents={section.num_agents}{shared}; use the folder of one of "
+            f"them, e.g. {source.name}/final_model/agent_{source.agents - 1}, and all start from "
+            "that"
         )
     notices = []
     if source.agents < wanted:
-        notices.append(f"{where} has one agent, from which all {wanted} start")
+        notices.append(f"{where} holds one agent, from which all {wanted} start")
     if source.sizes is not None and not section.heterogeneous:
-        notices.append(f"{where} is of SHPPO; its adapter is taken, its networks are not")
+        notices.append(f"{where} is of SHPPO; its adapter is used, its networks are not")
     elif source.sizes is not None:
         for key, size in source.sizes.items():
             if getattr(section, key) != size:
-                raise UserError(f"{where} has networks of another size; set shppo.{key}={size}")
+                raise UserError(f"{where} holds networks of another size; set shppo.{key}={size}")
     bases = list(map(_resolved, config.agent_models))
     for base in dict.fromkeys(source.bases):
         if _resolved(base) not in bases:

@@ -30,13 +30,13 @@ CONTINUE = "once that is fixed, continue with --resume"
 
 @dataclass
 class LifeCycle:
-    """What a process has come to, from its first check on."""
+    """State of a process, from its first check on."""
 
     signals: Signals
     raises: bool  # what the user has to fix, in place of printing it
-    opened: ExitStack = field(default_factory=ExitStack)  # closed once an error has been told
+    opened: ExitStack = field(default_factory=ExitStack)  # closed once an error is printed
     code: int = 0
-    # Whether the other processes wait to be told of an error: they do until training begins.
+    # Whether the other processes wait to hear of an error: they do until training begins.
     awaited: bool = True
     loop: Loop | None = None  # once it trains
     write_pages: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class LifeCycle:
             return
         if _lost_peer(error):
             self.code = 1
-            _say_interrupted("another process has ended (see its message)")
+            _say_interrupted("another process ended (see its message)")
             return
         line = self._in_one_line(error)
         if line is None:

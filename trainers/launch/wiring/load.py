@@ -43,7 +43,7 @@ def config_of(trained: Trained) -> Config:
     Raises UserError for a plain model's folder, which says nothing of a team.
     """
     if trained.config_file is None:
-        raise UserError(f"'{trained.name}' has no config.yaml above it; give the folder of a run")
+        raise UserError(f"'{trained.name}' has no config.yaml above it; use the folder of a run")
     algorithms = own_algorithm.all_sections(trained.run_dir)
     loader = weights.read_config(trained.config_file, algorithms)
     for setting in weights.settings(trained, loader.algorithm, algorithms, trained.name):

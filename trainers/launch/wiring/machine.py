@@ -18,8 +18,8 @@ def check_devices(devices: Sequence[str], shares_base: bool) -> None:
     devices = list(devices)
     if shares_base:
         raise UserError(
-            f"agent_devices: {devices} for agents that share one base; give each its own model "
-            "with `agents`, or set agent_devices=null"
+            f"agent_devices: {devices} for agents that share one base; set a model for each with "
+            "`agents`, or agent_devices=null"
         )
     if distributed.local_world_size() > 1:
         raise UserError(
@@ -31,7 +31,7 @@ def check_devices(devices: Sequence[str], shares_base: bool) -> None:
             device = torch.device(name)
         except RuntimeError:
             raise UserError(
-                f"agent_devices: '{name}' is not a device; give e.g. cuda:1 or cpu"
+                f"agent_devices: '{name}' is not a device; use e.g. cuda:1 or cpu"
             ) from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(

@@ -48,7 +48,7 @@ def is_target(layer: str, wanted: str | list[str]) -> bool:
             return re.fullmatch(wanted, layer) is not None
         except re.error as error:
             raise UserError(
-                f"lora.target_modules: '{wanted}' is not a pattern ({error}); give a list of "
+                f"lora.target_modules: '{wanted}' is not a pattern ({error}); use a list of "
                 "layers, or a regular expression"
             ) from error
     return any(layer == name or layer.endswith(f".{name}") for name in wanted)
@@ -65,7 +65,9 @@ def model_size(name: str) -> ModelSize:
     if sizes:
         parameters = int(float(sizes[-1][0]) * (1e9 if sizes[-1][1] in "Bb" else 1e6))
         return ModelSize(parameters=parameters, source="from its name")
-    return ModelSize(parameters=None, source="unknown: not at hand, and its name gives no size")
+    return ModelSize(
+        parameters=None, source="unknown: not available locally, and its name contains no size"
+    )
 
 
 @functools.cache

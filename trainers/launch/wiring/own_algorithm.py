@@ -22,7 +22,7 @@ def add(algorithm: str, section: type) -> None:
         raise TypeError(f"the section of `{algorithm}` must be a dataclass on CommonConfig")
     shipped = configs.SECTIONS.get(algorithm)
     if shipped is not None and _ships(shipped):
-        raise ValueError(f"`{algorithm}` ships; give your algorithm another name")
+        raise ValueError(f"`{algorithm}` is a shipped algorithm; choose another name")
     configs.SECTIONS[algorithm] = section
 
 
@@ -67,7 +67,7 @@ def _read(folder: Path) -> dict[str, type[configs.CommonConfig]]:
 
 def _section(target: Target) -> type[configs.CommonConfig]:
     if not _is_section(target.obj):
-        raise UserError(f"{target} is not a dataclass on CommonConfig; give one")
+        raise UserError(f"{target} is not a dataclass on CommonConfig; name one")
     return target.obj
 
 

@@ -22,14 +22,14 @@ def parse(items: Sequence[str], teams: Sequence[Trained]) -> list[tuple[str, str
     """Return each place, as written, with who acts there: a run where there is one of that path.
     Raise UserError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
-        raise UserError("--replace: agents of what? give the run of a team with --checkpoint")
+        raise UserError("--replace: needs the run of a team; name it with --checkpoint")
     pairs: list[tuple[str, str | Trained]] = []
     for item in items:
         place, _, who = item.partition("=")
         if not who or not place:
             raise UserError(
-                f"--replace: '{item}'; give an agent's role or number, or all, and who acts in its "
-                "place: 0=untrained, 0=silent, 0=1 (agent 1), or 0=RUN"
+                f"--replace: '{item}'; name an agent by role or number, or all, and who acts in "
+                "its place: 0=untrained, 0=silent, 0=1 (agent 1), or 0=RUN"
             )
         is_run = not who.isdecimal() and Path(who).exists()
         pairs.append((place, weights.locate(who, "--replace") if is_run else who))
@@ -47,7 +47,9 @@ def check(
     replaced: dict[int, Other] = {}
     for text, other in pairs:
         if section.one_policy:
-            raise UserError("--replace: the agents of this run act by one policy; none has its own")
+            raise UserError(
+                "--replace: the agents of this run act by one policy, so that none can be replaced"
+            )
         who: Other = other
         if isinstance(other, str) and other not in NOBODY:
             who = _agent(other, roles, size, NOBODY, "does not exist, as a run or a role")
@@ -57,15 +59,15 @@ def check(
             if place in replaced:
                 raise UserError(f"--replace: '{item}' names an agent again; name each once")
             if team[place].api and who != "silent":
-                raise UserError(f"--replace: '{item}'; a service plays this agent: give silent")
+                raise UserError(f"--replace: '{item}'; a service plays this agent: use silent")
             if isinstance(who, int) and team[who].api:
-                raise UserError(f"--replace: '{item}'; a service plays agent {who}: give another")
+                raise UserError(f"--replace: '{item}'; a service plays agent {who}: choose another")
             if who == place:
                 raise UserError(f"--replace: '{place}={who}' is the team as it is; leave it out")
             if isinstance(who, int) and _base(team[who]) != _base(team[place]):
                 raise UserError(
                     f"--replace: '{place}={who}'; agent {who} is '{team[who].model}' and agent "
-                    f"{place} '{team[place].model}': give agents of one model and `lora`"
+                    f"{place} '{team[place].model}': use agents of one model and `lora`"
                 )
             replaced[place] = who
     if len(replaced) > MOST:
@@ -91,7 +93,7 @@ def _agent(
     if text.isdecimal() and int(text) < size:
         return int(text)
     if text.isdecimal():
-        raise UserError(f"--replace: there is no agent {text}; give 0 to {size - 1}")
+        raise UserError(f"--replace: there is no agent {text}; use 0 to {size - 1}")
     if text in roles:
         return roles.index(text)
     hint = near(text, (*roles, *more), "there are {}")

@@ -67,8 +67,8 @@ class Work:
         for agent, thinks in enumerate(thinks_N):
             if thinks and prompts.worded(agent).prefill and PREFILL not in prompts.templates:
                 notice(
-                    f"agent {agent}'s chat template opens a thought: its answers are not begun "
-                    "for it; prompts.prefill can close the thought and begin them"
+                    f"agent {agent}'s chat template opens a thought: its answers get no prefill; "
+                    "prompts.prefill can close the thought and begin the answer"
                 )
                 break
         return dataclasses.replace(self, prompts=prompts)
@@ -96,7 +96,8 @@ def resolve_work(config: Config) -> Work:
     if section.num_turns > 1 and not prompts.templates.get(REVISION, domain.revision):
         raise UserError(
             f"{config.algorithm}.num_turns: {section.num_turns}, and domain '{config.domain}' has "
-            "no `revision`, with which feedback ends; give it one, prompts.revision, or num_turns=1"
+            "no `revision`, with which feedback ends; add it to the domain, or set "
+            "prompts.revision or num_turns=1"
         )
     if own_reward is None:
         reward, reward_target = _domain_reward(domain, domain_target)
@@ -125,7 +126,7 @@ def resolve_work(config: Config) -> Work:
     if own_rewards and section.one_reward:
         raise UserError(
             f"reward.by_agent: 'own', which {config.algorithm} cannot learn from: "
-            f"{section.one_reward}; give reward.by_agent=mean"
+            f"{section.one_reward}; set reward.by_agent=mean"
         )
     return Work(
         prompts=prompts,
@@ -168,7 +169,8 @@ def check_baseline(
     except ValueError as error:
         least = "" if name == "single" else ", or another num_agents"
         raise UserError(
-            f"--baseline: '{name}' has a team of {size}, but {error}; give another baseline{least}"
+            f"--baseline: '{name}' has a team of {size}, but {error}; choose another "
+            f"baseline{least}"
         ) from error
     if unused := [role for role in sampling if role not in roles]:
         notice(f"sampling of {unused[0]}: not used, no agent of --baseline {name} has this role")
@@ -189,9 +191,9 @@ def _check_facts(
     wanted, facts = mode.facts_read, getattr(reward, "facts", None)
     if wanted is not None and not (isinstance(facts, type) and issubclass(facts, wanted)):
         raise UserError(
-            f"external.mode: '{mode.name}' reads a {wanted.__name__} in Score.facts, and the "
-            f"class of reward.target '{reward_name}' does not say that it gives one; give "
-            f"external.mode=plain, or name it there: facts = {wanted.__name__}"
+            f"external.mode: '{mode.name}' reads a {wanted.__name__} in Score.facts, and the class "
+            f"of reward.target '{reward_name}' does not declare it; set external.mode=plain, or "
+            f"declare it there: facts = {wanted.__name__}"
         )
 
 
@@ -214,13 +216,13 @@ def _domain(name: str, folder: Path) -> tuple[Domain, Target | None]:
 def _domain_target(name: str, folder: Path) -> Target:
     """Check and return a user's domain."""
     if ":" not in name and name != FROM_PYTHON:
-        hint = near(name, BUILTIN, "there are {}")
-        raise UserError(f"domain: unknown domain '{name}'; {hint} Or give module:NAME")
+        hint = near(name, BUILTIN, "choose from {}, or use module:NAME")
+        raise UserError(f"domain: unknown domain '{name}'; {hint}")
     target = load("domain", name, folder)
     check_methods(target, Domain, NEEDED)
     for member in (*Domain.__annotations__, *METHODS):
         if not hasattr(target.obj, member):
-            hint = "name comlrl.types.Domain as the base of its class, which has it"
+            hint = "derive its class from comlrl.types.Domain"
             inherits = hasattr(Domain, member)
             raise UserError(f"{target} has no `{member}`; {hint if inherits else 'add it'}")
     if isinstance(target.obj, type):
@@ -236,12 +238,12 @@ def _check_attributes(target: Target) -> None:
     """Check what a domain has beside its methods."""
     fields = target.obj.fields
     if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
-        raise UserError(f"{target}: its `fields` is {fields!r}; give a tuple of names")
+        raise UserError(f"{target}: its `fields` is {fields!r}; use a tuple of names")
     for name in (REVISION, PREFILL):
         if not isinstance(text := getattr(target.obj, name), str):
-            raise UserError(f"{target}: its `{name}` is {text!r}; give a text")
+            raise UserError(f"{target}: its `{name}` is {text!r}; use a text")
     if not callable(target.obj.reward):
-        raise UserError(f"{target}: its `reward` is {target.obj.reward!r}; give a class")
+        raise UserError(f"{target}: its `reward` is {target.obj.reward!r}; use a class")
 
 
 def _domain_reward(

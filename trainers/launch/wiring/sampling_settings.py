@@ -65,7 +65,7 @@ def check(config: Config, roles: Sequence[str]) -> None:
     if evaluated is not None and evaluated >= room:
         raise UserError(
             f"evaluation.max_new_tokens: {evaluated} leaves no room for a prompt in "
-            f"agent_model.max_length={room}; give less"
+            f"agent_model.max_length={room}; lower it"
         )
     for role, section in config.role_sampling.items():
         key = f"sampling.{role}" if role in config.sampling else f"agents.{role}.sampling"
@@ -77,13 +77,13 @@ def check(config: Config, roles: Sequence[str]) -> None:
         if section.max_new_tokens is not None and section.max_new_tokens >= room:
             raise UserError(
                 f"{key}.max_new_tokens: {section.max_new_tokens} leaves no room for a prompt in "
-                f"agent_model.max_length={room}; give less"
+                f"agent_model.max_length={room}; lower it"
             )
         apart = [n for n in ("temperature", "top_p", "top_k") if getattr(section, n) is not None]
         if apart and config.section.one_policy:
             raise UserError(
                 f"{key}.{apart[0]}: {getattr(section, apart[0])} with {config.algorithm}, whose "
-                f"agents act by one policy: it is the same for all of them; give "
+                "agents act by one policy: it is the same for all of them; set "
                 f"{config.algorithm}.{apart[0]} (max_new_tokens and stop may differ)"
             )
 
@@ -91,5 +91,5 @@ def check(config: Config, roles: Sequence[str]) -> None:
 def _check_stops(key: str, stops: Sequence[Any]) -> None:
     for stop in stops:
         if not isinstance(stop, str) or not stop or without_surrogates(stop) != stop:
-            reason = "is in every text" if stop == "" else "is no text that a model can write"
-            raise UserError(f"{key}: {stop!r} {reason}; give a list of texts, e.g. ['</answer>']")
+            reason = "is in every text" if stop == "" else "is not a text that a model can write"
+            raise UserError(f"{key}: {stop!r} {reason}; use a list of texts, e.g. ['</answer>']")

@@ -46,49 +46,49 @@ def refuse(config: Config) -> None:
         if generation.backend != "vllm":
             raise UserError(
                 f"distributed.strategy: fsdp with generation.backend={generation.backend}, which "
-                "would gather every layer for every token; give generation.backend=vllm, or "
+                "would gather every layer for every token; set generation.backend=vllm, or "
                 "distributed.strategy=replicate"
             )
         if section.fits_reward_model:
             raise UserError(
                 f"distributed.strategy: fsdp with {config.algorithm}, whose reward model is "
-                "trained whole; give replicate"
+                "trained whole; use replicate"
             )
     if generation.backend != "vllm":
         if generation.overlap:
             raise UserError(
-                "generation.overlap: 1 with generation.backend=builtin, which samples by the very "
-                "weights that an update moves; give 0, or generation.backend=vllm"
+                "generation.overlap: 1 with generation.backend=builtin, which samples with the "
+                "weights that an update changes; set it to 0, or generation.backend=vllm"
             )
         return
     if generation.overlap and section.rounds is not None:
         raise UserError(
             f"generation.overlap: 1 with {config.algorithm}, which samples in rounds: what comes "
-            "next is not known while a step updates; give 0"
+            "next is not known while a step updates; set it to 0"
         )
     key = "eval_interval" if section.save_steps is None else "save_steps"
     if generation.overlap and getattr(section, key) == 1:
         raise UserError(
             f"generation.overlap: 1 with {config.algorithm}.{key}=1: a step after a checkpoint is "
-            "not sampled beforehand; give save_steps above 1, or overlap 0"
+            "not sampled beforehand; set save_steps above 1, or overlap to 0"
         )
     backend = "generation.backend=vllm"
     if section.heterogeneous:
         raise UserError(
             f"{backend} with {config.algorithm}, whose agents differ by a layer before the "
-            "language-model head, which no server has; give builtin"
+            "language-model head, which no server supports; use builtin"
         )
     if not config.lora.enabled:
         raise UserError(
             f"lora.enabled: false with {backend}, to which adapters are sent after an update, not "
-            "whole models; give true, or generation.backend=builtin"
+            "whole models; set it to true, or generation.backend=builtin"
         )
     for targets in (config.lora.target_modules, *(lora.target_modules for lora in config.loras)):
         if is_target("lm_head", targets):
             shown = targets if isinstance(targets, str) else list(targets)
             raise UserError(
                 f"lora.target_modules: {shown} with {backend}, which serves no adapter on the "
-                "language-model head; leave lm_head out, or give generation.backend=builtin"
+                "language-model head; leave lm_head out, or set generation.backend=builtin"
             )
 
 
@@ -110,14 +110,14 @@ def check_addresses(
                 )
         if "port" not in names:
             raise UserError(
-                f"generation.vllm_command: '{command}' has no {{port}}; add e.g. --port {{port}}"
+                f"generation.vllm_command: '{command}' without {{port}}; add e.g. --port {{port}}"
             )
         if generation.vllm_url is None:
             return
     for url in itertools.chain(*urls(generation.vllm_url, models, roles)):
         if command is not None and urlsplit(url).port is None:
             raise UserError(
-                f"{KEY}: '{url}' has no port for generation.vllm_command; give e.g. "
+                f"{KEY}: '{url}' contains no port for generation.vllm_command; use e.g. "
                 "http://localhost:8000"
             )
 
@@ -135,7 +135,7 @@ def served(config: Config, roles: Sequence[str], run_dir: Path, opened: ExitStac
 
     if url is None and distributed.world_size() > distributed.local_world_size():
         raise UserError(
-            f"{KEY}: null with generation.vllm_command and processes on several machines; give an "
+            f"{KEY}: null with generation.vllm_command and processes on several machines; set an "
             "address that all of them reach"
         )
 
@@ -195,8 +195,8 @@ def check(config: Config, roles: Sequence[str]) -> None:
             base, length = server.check()
             if base != model and base in config.model_names:
                 raise UserError(
-                    f"{KEY}: '{server.url}' has the model '{base}', and is given for '{model}'; "
-                    "give each model its own servers"
+                    f"{KEY}: '{server.url}' serves '{base}', and is listed for '{model}'; list "
+                    "separate servers for each model"
                 )
             if length is not None and length < least:
                 raise UserError(
@@ -206,8 +206,8 @@ def check(config: Config, roles: Sequence[str]) -> None:
                 )
             if PurePath(base).name != PurePath(str(MODELS.get(model, model))).name:
                 notice(
-                    f"{KEY}: '{server.url}' has the model '{base}', and '{model}' is trained; if "
-                    "they differ, importance/ratio_max is far above 1"
+                    f"{KEY}: '{server.url}' serves '{base}', and '{model}' is trained; if they "
+                    "differ, importance/ratio_max is far above 1"
                 )
             if drawn_by.truncates or drawn_by.temperature != 1:
                 _check_logprobs(server, base, drawn_by)
@@ -222,7 +222,7 @@ def _check_logprobs(server: Server, base: str, drawn: Sampling) -> None:
             raise UserError(f"{KEY}: {error}") from error
         key, value = ("top_p", drawn.top_p) if drawn.top_k is None else ("top_k", drawn.top_k)
         raise UserError(
-            f"{key}: {value:g} with generation.backend=vllm, and {error}, or give {key}=null or "
+            f"{key}: {value:g} with generation.backend=vllm, and {error}, or set {key}=null or "
             "generation.backend=builtin"
         ) from error
 
@@ -300,7 +300,7 @@ def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple
         for index, model in enumerate(models):
             named = [name for name in (*roles[index : index + 1], model) if name in value]
             if not named:
-                raise UserError(f"{KEY}: no server for '{model}'; give {{{model}: URL}}")
+                raise UserError(f"{KEY}: no server for '{model}'; add {{{model}: URL}}")
             urls_N.append(_addresses(f"{KEY}.{named[0]}", value[named[0]]))
     model_of: dict[str, str] = {}
     for model, group in zip(models, urls_N, strict=True):
@@ -308,7 +308,7 @@ def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple
             if model_of.setdefault(url, model) != model:
                 raise UserError(
                     f"{KEY}: '{url}' is for '{model_of[url]}' and '{model}', and a server holds "
-                    "one model; give each its own: {MODEL: URL, MODEL: URL}"
+                    "one model; list one for each: {MODEL: URL, MODEL: URL}"
                 )
     return tuple(urls_N)
 
@@ -317,14 +317,14 @@ def _addresses(key: str, value: Any) -> tuple[str, ...]:
     listed = value if isinstance(value, list) else [value]
     if value is None or not listed:
         raise UserError(
-            f"{key}: {'null' if value is None else value} with generation.backend=vllm; give the "
+            f"{key}: {'null' if value is None else value} with generation.backend=vllm; set the "
             "server's address, or a list of several"
         )
     for url in listed:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise UserError(f"{key}: {url!r} is not an address; give e.g. http://localhost:8000")
+            raise UserError(f"{key}: {url!r} is not an address; use e.g. http://localhost:8000")
     plain = tuple(url.rstrip("/").removesuffix("/v1") for url in listed)
     for url in plain:
         if plain.count(url) > 1:
-            raise UserError(f"{key}: '{url}' appears twice; give each server once")
+            raise UserError(f"{key}: '{url}' appears twice; list each server once")
     return plain

@@ -91,9 +91,9 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
     if (path / "config.json").is_file():
         return Trained(name=name, model=path)
     if (path / ADAPTER).is_file():
-        raise UserError(f"{option}: '{name}' holds one agent of a team; give the folder above it")
+        raise UserError(f"{option}: '{name}' holds one agent of a team; use the folder above it")
     what = "holds no run, final_model or checkpoint" if path.exists() else "does not exist"
-    raise UserError(f"{option}: '{name}' {what}; give a run directory or a model folder")
+    raise UserError(f"{option}: '{name}' {what}; name a run directory or a model folder")
 
 
 def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) -> str:
@@ -106,10 +106,12 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) ->
     if len(fitting) == 1:
         return fitting[0]
     if sections:
-        raise UserError(f"--config: '{file}' has sections {', '.join(sections)}; keep one of them")
+        raise UserError(
+            f"--config: '{file}' contains the sections {', '.join(sections)}; remove all but one"
+        )
     raise UserError(
-        f"--config: '{file}' has no algorithm's section; add one of {', '.join(algorithms)} (for "
-        "your own algorithm, give the config.yaml of its run)"
+        f"--config: '{file}' contains no algorithm's section; add one of {', '.join(algorithms)} "
+        "(for your own algorithm, use the config.yaml of its run)"
     )
 
 
@@ -127,7 +129,7 @@ def settings(
         needed = "another algorithm" if len(fitting) > 1 else fitting[0]
         raise UserError(
             f"--config: its section is `{algorithm}`, and the weights of '{trained.name}' need "
-            f"that of {needed}; leave --config out, or give the run's own"
+            f"that of {needed}; leave --config out, or use the run's own"
         )
     facts.pop(HETEROGENEOUS)
     if not algorithms[algorithm].may_share_policy:
@@ -205,7 +207,7 @@ def adapter_settings(file: Path) -> dict[str, Any]:
     missing."""
     adapter = read_json(file)
     if missing := [key for key in LORA.values() if key not in adapter]:
-        raise UserError(f"'{file}' has no {missing[0]}; give a folder of PEFT's")
+        raise UserError(f"'{file}' contains no {missing[0]}; use a folder that PEFT saved")
     return adapter
 
 
@@ -232,7 +234,7 @@ def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
     assert trained.run_dir is not None
     checkpoint_folder = checkpoint.newest(trained.run_dir)
     if checkpoint_folder is None:
-        raise UserError(f"{option}: '{trained.name}' has no checkpoint that is whole")
+        raise UserError(f"{option}: '{trained.name}' contains no complete checkpoint")
     return replace(trained, checkpoint=checkpoint_folder)
 
 

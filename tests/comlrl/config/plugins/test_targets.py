@@ -119,7 +119,7 @@ def test_classes_can_be_pickled_by_name(write):
         ("mind:R", r": there is no module `mind` beside the YAML file, .*did you mean `mine`\?"),
         ("mine.deep:R", ": there is no module `mine.deep`"),
         ("mine:Rewrd", r": `mine` has no `Rewrd`; did you mean `Reward`\?"),
-        ("mine:zzz", ": `mine` has no `zzz`; it has Reward, x"),
+        ("mine:zzz", ": `mine` has no `zzz`; there are Reward, x"),
         ("div:R", r": importing it raised ZeroDivisionError: division by zero \(HERE/div.py:2\)"),
         ("gone:R", r": importing it raised ModuleNotFoundError: No module named 'nowhere' .*:1\)"),
         ("bad:R", r": importing it raised SyntaxError: .* \(HERE/bad.py:2\)"),
@@ -153,7 +153,7 @@ def test_an_import_that_failed_works_once_it_is_mended(write):
 @pytest.mark.parametrize(
     ("body", "pattern"),
     [
-        ("pass", r"has no method `score\(actions\)`; give it one"),
+        ("pass", r"has no method `score\(actions\)`; add it"),
         ("score = 3", r"its `score` is 3; write a method `score\(actions\)`"),
         ("def score(self): pass", r"its `score` is not called as score\(actions\): too many"),
         (
@@ -229,23 +229,23 @@ def test_arguments_and_what_is_offered():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bonsu": "share"}, "bonsu: unknown argument, given 'share'; did you mean `bonus`?"),
+        ({"bonsu": "share"}, "bonsu: unknown argument, set to 'share'; did you mean `bonus`?"),
         (
             {"zzzz": 1},
-            "zzzz: unknown argument, given 1; there are bonus, cost, least, strict, name, words, "
+            "zzzz: unknown argument, set to 1; there are bonus, cost, least, strict, name, words, "
             "free",
         ),
-        ({"workers": 4}, "workers: 4 is taken from sandbox; set it there"),
-        ({"timeout": 4}, "timeout: unknown argument, given 4; there are bonus, "),
-        ({"bonus": 1}, "bonus: 1 is not valid; give any_test or share"),
-        ({"bonus": None}, "bonus: None is not valid; give any_test or share"),
-        ({"strict": 1}, "strict: 1 is not valid; give true or false"),
-        ({"cost": "1"}, "cost: '1' is not valid; give a number"),
-        ({"cost": True}, "cost: True is not valid; give a number"),
-        ({"cost": float("inf")}, "cost: inf is not valid; give a number"),
-        ({"least": 1.5}, "least: 1.5 is not valid; give a whole number or null"),
-        ({"name": 3}, "name: 3 is not valid; give a text"),
-        ({"words": "a"}, "words: 'a' is not valid; give a list of texts or null"),
+        ({"workers": 4}, "workers: 4; this argument comes from sandbox: set it there"),
+        ({"timeout": 4}, "timeout: unknown argument, set to 4; there are bonus, "),
+        ({"bonus": 1}, "bonus: 1 is not valid; use any_test or share"),
+        ({"bonus": None}, "bonus: None is not valid; use any_test or share"),
+        ({"strict": 1}, "strict: 1 is not valid; use true or false"),
+        ({"cost": "1"}, "cost: '1' is not valid; use a number"),
+        ({"cost": True}, "cost: True is not valid; use a number"),
+        ({"cost": float("inf")}, "cost: inf is not valid; use a number"),
+        ({"least": 1.5}, "least: 1.5 is not valid; use a whole number or null"),
+        ({"name": 3}, "name: 3 is not valid; use a text"),
+        ({"words": "a"}, "words: 'a' is not valid; use a list of texts or null"),
     ],
 )
 def test_wrong_arguments(arguments, message):

@@ -384,7 +384,7 @@ def test_such_a_server_has_a_top_k_with_every_request(server, tmp_path):
         ({"scale_out": False}, r"\(Scale-out endpoints are disabled\.\); start it with "
                                "--enable-scale-out --return-sampling-mask"),
         ({"replays": False}, r"does not return the tokens that survive it \(.*\); start it with .*"
-                             "--return-sampling-mask .*, or give top_p=null or generation.backend"),
+                             "--return-sampling-mask .*, or set top_p=null or generation.backend"),
         ({"replays": True, "processed": False}, "--logprobs-mode processed_logprobs"),
     ],
 )  # fmt: skip
@@ -410,7 +410,7 @@ def test_a_server_of_another_agent_s_model_is_refused(server):
     try:
         vllm.check(config(**given, generation__vllm_url=right), ("aux", "main"))
         wrong = {"base": second.url, "mine": server.url}
-        with pytest.raises(UserError, match="has the model 'mine', and is given for 'base'"):
+        with pytest.raises(UserError, match="serves 'mine', and is listed for 'base'"):
             vllm.check(config(**given, generation__vllm_url=wrong), ("aux", "main"))
     finally:
         second.stop()
@@ -429,7 +429,7 @@ def test_a_server_of_a_model_with_another_name_is_noticed(server, capfd, trained
     server.base = served
     given = {"generation__backend": "vllm", "generation__vllm_url": server.url}
     vllm.check(config(**given, agent_model__name=trained), ("aux", "main"))
-    text = f"has the model '{served}', and '{trained}' is trained"
+    text = f"serves '{served}', and '{trained}' is trained"
     assert (text in capfd.readouterr().err) == noticed
 
 

@@ -200,7 +200,7 @@ def test_another_budget_needs_another_folder(tmp_path, capsys):
     given = ["--algorithms", "magrpo", "--tasks", "climbing", "--seeds", "1"]
     finish(planned(tmp_path, *given), "magrpo", "climbing", 1, 1.0)
     assert arena.main(["--out", str(tmp_path), *given, "--joint-actions", "256"]) == 2
-    assert "give another folder" in capsys.readouterr().err
+    assert "choose another folder" in capsys.readouterr().err
 
 
 def test_a_script_of_ones_own_is_named_on_the_command_line(tmp_path):
@@ -233,7 +233,7 @@ def test_another_version_of_a_script_needs_another_folder(tmp_path, capsys):
     finish(plan, "best", "climbing", 1, 1.0)
     script.write_text(OWN + "\n# another\n")
     assert arena.main(["--out", str(tmp_path / "out"), *given]) == 2
-    assert "give another folder" in capsys.readouterr().err
+    assert "choose another folder" in capsys.readouterr().err
 
 
 def test_two_quick_cells_learn(tmp_path, monkeypatch):

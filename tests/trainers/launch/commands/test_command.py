@@ -47,7 +47,7 @@ def test_usage(words, capsys):
         (["train", "magrpo"], "required: --config"),
         (["train", "magrpo", "--config", "magrpo_quikstart"], "did you mean magrpo_quickstart?"),
         (["train", "magrpo", "--config", "other/magrpo_quickstart.yaml"], "does not exist"),
-        (["train", "grpo", "--config", "magrpo_quickstart"], "train with magrpo"),
+        (["train", "grpo", "--config", "magrpo_quickstart"], "use train_magrpo.py"),
         (["evaluate", "--config", "nothing_like_it"], "is neither a file nor a shipped conf"),
         (["sweep", "madpo_beta"], "sweep file: 'madpo_beta' is neither a file nor"),
     ],
@@ -73,7 +73,7 @@ def test_a_shipped_configuration_has_three_spellings_and_gives_way_to_a_file(els
     assert config_file(names[2]) == Path(names[2])
     assert config_file(names[0]) == CONFIGS / "ppo_quickstart.yaml"
     assert config_file("/nowhere/ppo_quickstart.yaml") == Path("/nowhere/ppo_quickstart.yaml")
-    with pytest.raises(UserError, match="give a YAML file"):
+    with pytest.raises(UserError, match="name a YAML file"):
         config_file("zzz")
 
 

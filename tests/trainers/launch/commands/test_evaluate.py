@@ -355,15 +355,15 @@ def test_shppos_weights_need_its_section(shppo_run, capsys):
         (["--checkpoint", "RUN", "--override", "magrpo.num_agents=3"], "num_agents: 3, but"),
         (["--checkpoint", "RUN/final_model/agent_0"], "holds one agent of a team"),
         (["--checkpoint", "nowhere"], "--checkpoint: 'nowhere' does not exist"),
-        (["--cross-play", "RUN"], "give two runs or more"),
+        (["--cross-play", "RUN"], "name two runs or more"),
         (["--checkpoint", "RUN", "--k", "0"], "--k: '0'"),
         (["--checkpoint", "RUN", "--k", "5", "--samples", "4"], "needs 5 samples"),
         (["--checkpoint", "RUN", "--greedy", "--samples", "2"], "would be the same"),
         (["--checkpoint", "RUN", "--override", "magrpo.num_turn=2"], "magrpo.num_turns"),
         (["--checkpoint", "RUN", "--baseline", "single"], "not allowed with"),
         (["--baseline", "single"], "--config: missing"),
-        (["--config", QUICK, "--replace", "0=silent"], "--replace: agents of what?"),
-        (["--checkpoint", "RUN", "--replace", "aux"], "--replace: 'aux'; give"),
+        (["--config", QUICK, "--replace", "0=silent"], "--replace: needs the run of a team"),
+        (["--checkpoint", "RUN", "--replace", "aux"], "--replace: 'aux'; name"),
         (
             ["--checkpoint", "RUN", "--replace", "auxx=silent"],
             "'auxx' is not an agent of this team; did you mean `aux`?",
@@ -374,7 +374,7 @@ def test_shppos_weights_need_its_section(shppo_run, capsys):
         ),
         (["--checkpoint", "RUN", "--replace", "aux=silent", "0=silent"], "names an agent again"),
         (["--checkpoint", "RUN", "--replace", "0=nowhere"], "--replace: 'nowhere' does not exist"),
-        (["--checkpoint", "RUN", "--replace", "2=silent"], "there is no agent 2; give 0 to 1"),
+        (["--checkpoint", "RUN", "--replace", "2=silent"], "there is no agent 2; use 0 to 1"),
         (["--checkpoint", "RUN", "--replace", "0=2"], "there is no agent 2"),
         (["--checkpoint", "RUN", "--replace", "0=0"], "is the team as it is"),
         (["--checkpoint", "RUN", "--replace", "0=1", "all=silent"], "names an agent again"),
@@ -493,7 +493,7 @@ def test_a_run_without_weights_says_how_to_keep_them(tmp_path):
 def test_algorithm_of_a_file():
     assert run_algorithm({"seed": 1, "ppo": {}}, SECTIONS, "f") == "ppo"
     assert run_algorithm({"magrpo": {}, "marlhf": {}}, SECTIONS, "f") == "marlhf"
-    with pytest.raises(UserError, match="keep one of them"):
+    with pytest.raises(UserError, match="remove all but one"):
         run_algorithm({"ppo": {}, "grpo": {}}, SECTIONS, "f")
     with pytest.raises(UserError, match="no algorithm's section"):
         run_algorithm({"seed": 1}, SECTIONS, "f")
@@ -611,4 +611,4 @@ def test_samples_are_exported_as_evalplus_reads_them(runs, tmp_path, capsys):
     assert sorted(names) == sorted(task_ids * 2) and len(task_ids) == 3
     crossed = ["--cross-play", *map(str, runs), "--export-samples", str(file)]
     assert script.main(crossed) == 2
-    assert "--export-samples: of one team as it is" in capsys.readouterr().err
+    assert "--export-samples: works for one team" in capsys.readouterr().err

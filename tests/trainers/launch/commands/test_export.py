@@ -76,7 +76,7 @@ def test_adapters_are_written_as_they_are(run, tmp_path):
     [
         (["nowhere"], "RUN: 'nowhere' does not exist"),
         (["RUN", "--out", "."], "is there already"),
-        (["RUN", "--push", "name"], "give USER/NAME"),
+        (["RUN", "--push", "name"], "use USER/NAME"),
         ([], "the following arguments are required: RUN"),
     ],
 )
@@ -120,5 +120,5 @@ def test_push_goes_to_a_private_repository_and_tells_what_fails(run, tmp_path, m
     assert "pushed: https://hub/me/team" in capsys.readouterr().out
     words = [str(run[0]), "--out", str(tmp_path / "b"), "--push", "me/broken"]
     assert export.main(words) == 2
-    assert "no leave to write; `hf auth login`" in capsys.readouterr().err
+    assert "no leave to write; log in with `hf auth login`" in capsys.readouterr().err
     assert (tmp_path / "b" / "agent_0").is_dir()

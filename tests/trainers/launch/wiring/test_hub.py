@@ -40,7 +40,7 @@ def test_a_hub_out_of_reach_refuses_at_once(item, capsys, monkeypatch, tmp_path)
     assert main("magrpo", None, arguments(item, "output.dir=out")) == 2
     error = capsys.readouterr().err
     key, _, name = item.partition("=")
-    assert error.startswith(f"error: {key}: '{name}' is not a folder here (looked in ")
+    assert error.startswith(f"error: {key}: '{name}' is not a local folder (looked in ")
     assert "http://127.0.0.1:9 does not answer" in error and error.count("\n") == 1
     assert not Path("out").exists()
 
@@ -81,7 +81,7 @@ def test_a_builtin_with_a_slip(key):
             "[q_proj,v_prj]",
             "'v_prj' is not a layer of 'builtin:tiny-coder'; did you mean `v_proj`",
         ),
-        ("[nothing]", "it has down_proj, "),
+        ("[nothing]", "choose from down_proj, "),
         ("model.*q_prj", "'model.*q_prj' is not a layer"),
         ("[q_proj,embed_tokens]", "'model.embed_tokens'"),
         (".*(q_proj|embed_tokens)", "'model.embed_tokens'"),

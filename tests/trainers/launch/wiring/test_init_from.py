@@ -137,7 +137,7 @@ def test_all_agents_start_from_the_one_there_is(tmp_path: Path) -> None:
     config = configured(num_agents=3, init_from=one)
     source, notices = init_from.check(config)
     assert source.agents == 1
-    assert notices == [f"init_from: '{one}' has one agent, from which all 3 start"]
+    assert notices == [f"init_from: '{one}' holds one agent, from which all 3 start"]
     base = AutoModelForCausalLM.from_pretrained(tiny_models.folder("qwen2"), dtype=torch.float32)
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, one)(IDS).logits
@@ -166,7 +166,7 @@ def test_shppo_takes_its_networks_along_and_others_its_adapter(tmp_path: Path) -
     with pytest.raises(UserError, match=r"set shppo\.latent_dim=8"):
         init_from.check(configured("shppo", latent_dim=5, init_from=str(tmp_path / "run")))
     run_of(tmp_path / "pair", configured())
-    with pytest.raises(UserError, match="with one policy; give the folder of one of them"):
+    with pytest.raises(UserError, match="with one policy; use the folder of one of them"):
         init_from.check(configured("shppo", init_from=str(tmp_path / "pair")))
 
 
@@ -216,14 +216,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("nowhere", {}, "does not exist"),
         ("empty", {}, "is a run without weights"),
-        ("whole/final_model/agent_0", {}, "is a whole model; give it as agent_model.name"),
+        ("whole/final_model/agent_0", {}, "is a whole model; set it as agent_model.name"),
         ("whole", {}, "holds all weights of whole models; set lora.enabled=false"),
         ("pair", {"lora__enabled": False}, "holds LoRA adapters; set lora.enabled=true"),
-        ("rank", {}, "has adapters of rank 4; set lora.r=4"),
-        ("pair", {"lora__alpha": 7}, "has adapters of alpha 32; set lora.alpha=32"),
+        ("rank", {}, "holds adapters of rank 4; set lora.r=4"),
+        ("pair", {"lora__alpha": 7}, "holds adapters of alpha 32; set lora.alpha=32"),
         ("pair", {"num_agents": 3}, "pair/final_model/agent_1, and all start from that"),
-        ("dora", {}, "has use_dora=True in its adapter_config.json"),
-        *((case, {}, f"has {next(iter(other))}=") for case, other in OTHER_LORA.items()),
+        ("dora", {}, "sets use_dora=True in its adapter_config.json"),
+        *((case, {}, f"sets {next(iter(other))}=") for case, other in OTHER_LORA.items()),
     ],
 )
 def test_what_cannot_be_started_from_is_one_line(

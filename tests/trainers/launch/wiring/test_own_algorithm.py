@@ -146,7 +146,7 @@ def test_a_run_with_older_spellings_is_read(tmp_path):
 
 
 def test_mistakes_are_reported(tmp_path):
-    with pytest.raises(ValueError, match="`ppo` ships"):
+    with pytest.raises(ValueError, match="`ppo` is a shipped"):
         own_algorithm.add("ppo", OwnConfig)
     with pytest.raises(TypeError, match="CommonConfig"):
         own_algorithm.add("own", dict)

@@ -218,7 +218,7 @@ def test_nothing_is_asked_ahead_where_a_signal_will_end_the_run(tmp_path):
 
 def test_checkpoints_after_each_step_leave_nothing_to_overlap():
     given = {"generation__backend": "vllm", "generation__vllm_url": "http://localhost:8000"}
-    with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; give save_st"):
+    with pytest.raises(UserError, match=r"overlap: 1 with magrpo\.save_steps=1: .*; set save_ste"):
         vllm.refuse(config(**given, generation__overlap=1, save_steps=1))
 
 
