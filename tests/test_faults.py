@@ -242,7 +242,7 @@ def test_out_of_memory_halves_the_micro_batch(
         agent.micro_batch_tokens = 100
         accumulate(agent, ROWS, scarce, sums)
         # 2 rows → 1 row of 24 → its completions apart, the longest 9 + 14 = 23.
-        halved = re.findall(r"micro-batches have (\d+) tokens", capsys.readouterr().err)
+        halved = re.findall(r"micro-batches are limited to (\d+) tokens", capsys.readouterr().err)
         assert halved == ["50", "25", "23"]
         assert agent.micro_batch_tokens == 23
         # 9 + 2 + 1 + 4 = 16, 9 + 1 = 10 and 23: no two fit together; none of what failed is logged

@@ -294,7 +294,7 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "given", "message"),
     [
-        ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] has 2 names for m"),
+        ("magrpo", "magrpo.num_agents=3", "program.agents: ['writer', 'reader'] lists 2 names for"),
         (
             "magrpo",
             "magrpo.num_turns=2",

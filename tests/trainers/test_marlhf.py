@@ -237,7 +237,7 @@ def test_a_team_that_falls_goes_back_and_only_fitted_tasks_are_learned_from(tmp_
         seen = [names for _, names, _ in steps[first : first + 3]]
         assert [len(names) for names in seen] == [2, 1, 1]
         assert set.union(*seen) == {item.task_id for item in made.collector.round(index).train}
-    assert "round 3" in (output := capsys.readouterr().err) and "goes back" in output
+    assert "round 3" in (output := capsys.readouterr().err) and "returns to the weights" in output
 
 
 @pytest.mark.parametrize("at", [2, 3, 5, 6, 9, 11, 12])

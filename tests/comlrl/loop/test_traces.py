@@ -53,7 +53,7 @@ def test_refused_and_crashed_runs_leave_the_name_to_the_next(zygote: Zygote, tmp
     base = [*base, f"output.base_dir={tmp_path / 'outputs'}"]
     (tmp_path / "empty.jsonl").touch()
     refused = zygote.run("magrpo", [*base, f"dataset.name={tmp_path / 'empty.jsonl'}"])
-    assert refused.wait() == 2 and "has no rows" in refused.output
+    assert refused.wait() == 2 and "contains no rows" in refused.output
     assert not (tmp_path / "outputs").exists()
     crashed = zygote.run("magrpo", ["--config", str(file), *base[2:]])
     assert crashed.wait() == 1 and "ZeroDivisionError" in crashed.output

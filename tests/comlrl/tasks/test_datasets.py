@@ -182,12 +182,12 @@ def test_held_out_tasks_never_have_the_name_of_another_training_task(tmp_path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "has no rows"),
-        ("\n\n", "has no rows"),
+        ("", "contains no rows"),
+        ("\n\n", "contains no rows"),
         ('{"a": 1}\n{"a": \n', "line 2, column 7: "),
         ('{"a": 1}\n[2]\n', "line 2 is not a JSON object"),
         ('[{"a": 1},\n {"a" 2}]', "line 2, column 7: "),
-        ("[]", "has no rows"),
+        ("[]", "contains no rows"),
         ("\xff", "is not UTF-8"),
     ],
 )
