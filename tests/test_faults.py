@@ -32,16 +32,7 @@ from comlrl.update.non_finite import explanation
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support import tiny_models
 from tests.support.processes import children
-from tests.support.runs import Process, Zygote, metrics, newest_step, small
-
-
-def refused(run: Process) -> str:
-    """The one line with which a run refuses its input."""
-    assert run.wait() == 2, run.output
-    lines = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in run.output, run.output
-    return lines[0]
-
+from tests.support.runs import Zygote, metrics, newest_step, small
 
 # Disk and folders
 
@@ -56,17 +47,16 @@ def test_disk_full_while_saving(zygote: Zygote, tmp_path: Path) -> None:
     assert "error: checkpoint" in run.output and "is untouched" in run.output
     assert "Traceback" not in run.output
     step = newest_step(folder)
-    again = zygote.run(
+    zygote.finish(
         "magrpo", [*small("magrpo", folder, max_steps=step + 1, eval_interval=0), "--resume"]
     )
-    assert again.wait() == 0, again.output
     assert [line["update"] for line in metrics(folder)] == list(range(1, step + 2))
 
 
 def test_output_folder_not_writable(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     folder = tmp_path / "file" / "run"
-    error = refused(zygote.run("magrpo", small("magrpo", folder)))
+    error = zygote.finish("magrpo", small("magrpo", folder), code=2).error
     assert f"output.dir: '{folder}' cannot be written" in error
 
 
@@ -94,22 +84,21 @@ def test_bad_row(
     bad[2][field] = value
     keys = [f"dataset.name={data(tmp_path, bad)}", "dataset.eval_split=train"]
     arguments = [*small("magrpo", tmp_path / "run", max_steps=1), *keys]
-    error = refused(zygote.run("magrpo", arguments))
+    error = zygote.finish("magrpo", arguments, code=2).error
     assert message in error and "on_bad_row=skip" in error
-    run = zygote.run("magrpo", [*arguments, "dataset.on_bad_row=skip"])
-    assert run.wait() == 0, run.output
+    run = zygote.finish("magrpo", [*arguments, "dataset.on_bad_row=skip"])
     assert message in run.output  # named, though skipped
 
 
 def test_empty_split(zygote: Zygote, tmp_path: Path) -> None:
     arguments = [*small("magrpo", tmp_path / "run"), "dataset.train_split=train[:0]"]
-    assert "train[:0]" in refused(zygote.run("magrpo", arguments))
+    assert "train[:0]" in zygote.finish("magrpo", arguments, code=2).error
 
 
 def test_prompt_longer_than_the_context(zygote: Zygote, tmp_path: Path) -> None:
     """By max_length, and by what the model itself holds (512 bytes here)."""
     arguments = [*small("magrpo", tmp_path / "run"), "agent_model.max_length=40"]
-    error = refused(zygote.run("magrpo", arguments))
+    error = zygote.finish("magrpo", arguments, code=2).error
     assert "dataset row 'CoopMini" in error and "agent_model.max_length" in error
     long = rows(2)
     long[1]["prompt"] = long[1]["prompt"].replace('"""', '"""' + "Long. " * 100, 1)
@@ -186,11 +175,10 @@ def test_sandbox_worker_killed_from_outside(zygote: Zygote, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_wandb_unreachable(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = zygote.run(
+    run = zygote.finish(
         "magrpo", [*small("magrpo", folder, max_steps=1), "wandb.project=nowhere"],
         WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="0" * 40,
     )  # fmt: skip
-    assert run.wait() == 0, run.output
     assert "W&B" in run.output and "offline" in run.output
     assert len(metrics(folder)) == 3  # evaluation, step, evaluation
 
@@ -299,8 +287,7 @@ def test_a_run_with_an_absurd_learning_rate_stops(zygote: Zygote, tmp_path: Path
     folder = tmp_path / "run"
     keys = {"learning_rate": 1e30, "max_steps": 20, "eval_interval": 0, "kl_coef": 0.1}
     keys |= {"max_new_tokens": 16, "batch_size": 4}
-    run = zygote.run("magrpo", small("magrpo", folder, **keys))
-    assert run.wait() == 1, run.output
+    run = zygote.finish("magrpo", small("magrpo", folder, **keys), code=1)
     assert "error: agent" in run.output and "learning_rate" in run.output
     where = (folder / "non_finite_batch.safetensors").exists()
     assert where == ("sampling" not in run.output)  # whichever meets it first

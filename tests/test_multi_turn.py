@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.rewards.code.domain import CODE
+from comlrl.rollout.vllm.processes import free_port
 from comlrl.types import Message, Shape
 from tests.support.grown import Grown
 from tests.support.made_runs import agent_turn, node, tree
@@ -116,8 +116,7 @@ def test_turns_without_weight_teach_nothing(algorithm, tmp_path):
 def test_a_team_of_three_trains_on_two_turns(zygote, tmp_path):
     run = tmp_path / "run"
     argv = small(run, magrpo__num_agents=3, output__verbose=True, output__save_final_model=True)
-    process = zygote.run("magrpo", argv)
-    assert process.wait() == 0, process.output
+    zygote.finish("magrpo", argv)
     records = metrics(run)
     # 2 tasks · (2 + 2) joint actions: one of the first turn's is handed on.
     assert [r["step"] for r in records if r["phase"] == "train"] == [8, 16]
@@ -139,17 +138,13 @@ def test_a_team_of_three_trains_on_two_turns(zygote, tmp_path):
 
 @pytest.mark.slow
 def test_what_the_expert_did_not_answer_is_counted_in_training_too(zygote, tmp_path):
-    with socket.socket() as free:  # nobody listens there afterwards
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     run = tmp_path / "run"
     argv = small(
         run, external__mode="expert_edits", external__on_error="plain", magrpo__max_steps=1,
-        external__expert_base_url=f"http://127.0.0.1:{port}/v1", external__expert_model="tiny",
-        magrpo__eval_interval=0, output__save_final_model=False,
+        external__expert_base_url=f"http://127.0.0.1:{free_port()}/v1",
+        external__expert_model="tiny", magrpo__eval_interval=0, output__save_final_model=False,
     )  # fmt: skip
-    process = zygote.run("magrpo", argv)
-    assert process.wait() == 0, process.output
+    zygote.finish("magrpo", argv)
     (record,) = metrics(run)
     assert record["metrics"]["expert_fallbacks"] == 2  # one attempt of each task is handed on
 
@@ -160,8 +155,7 @@ def test_a_second_attempt_ends_above_one_attempt(zygote, tmp_path):
     run = tmp_path / "run"
     settings = {"output.dir": str(run), "output.save_final_model": False, "magrpo.max_steps": 24}
     overrides = (f"{key}={json.dumps(value)}" for key, value in settings.items())
-    process = zygote.run("magrpo", ["--config", str(CONFIG), "--override", *overrides])
-    assert process.wait(1200) == 0, process.output
+    zygote.finish("magrpo", ["--config", str(CONFIG), "--override", *overrides], seconds=1200)
     first, *_, end = [r["metrics"] for r in metrics(run) if r["phase"] == "eval"]
     # What is solved at once ends there: the bare reward is that of each task's last attempt.
     assert end["reward_mean"] > end["turn_1/reward_mean"] + 0.1

@@ -28,15 +28,9 @@ from comlrl.trainers.launch.commands import train as execution
 from comlrl.types import JointAction
 from tests.support import tiny_models
 from tests.support.fakes import code_task
-from tests.support.runs import ROOT, Process, Zygote, metrics, small, weights
+from tests.support.runs import ROOT, Zygote, metrics, small, weights
 
 ODD = str(ROOT / "tests/support/odd_machines.py")
-
-
-def error_of(run: Process, code: int) -> str:
-    assert run.wait() == code, run.output
-    assert "Traceback" not in run.output, run.output
-    return next(line for line in run.output.splitlines() if line.startswith("error: "))
 
 
 # Disks
@@ -67,10 +61,10 @@ def test_a_full_disk_loses_nothing(zygote: Zygote, disk: Path, kilobytes: int) -
     keys = ["output.save_best=true", "output.verbose=true"]
     arguments = [*small("magrpo", folder, max_steps=3, eval_interval=1), *keys]
     resize(disk, kilobytes)
-    error_of(zygote.run("magrpo", arguments), 1)
+    run = zygote.finish("magrpo", arguments, code=1)
+    assert "error: " in run.output and "Traceback" not in run.output, run.output
     resize(disk, 64 << 10)
-    again = zygote.run("magrpo", [*arguments, "--resume"])
-    assert again.wait() == 0, again.output
+    zygote.finish("magrpo", [*arguments, "--resume"])
     assert metrics(folder)[-1]["update"] == 3
     assert {f.name for f in folder.iterdir() if f.name[0] == "."} == set()
 
@@ -116,10 +110,9 @@ def test_a_user_without_rights(zygote: Zygote, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     arguments = small("magrpo", locked / "run")
-    error = error_of(zygote.start({"call": [ODD, "without_rights", ["magrpo", arguments]]}), 2)
-    assert error == (
-        f"error: output.dir: '{locked}/run' cannot be written (Permission denied); choose another "
-        "folder"
+    run = zygote.start({"call": [ODD, "without_rights", ["magrpo", arguments]]})
+    assert run.wait() == 2 and run.error == (
+        f"output.dir: '{locked}/run' cannot be written (Permission denied); choose another folder"
     )
 
 
@@ -127,8 +120,8 @@ def test_a_read_only_disk(zygote: Zygote, disk: Path) -> None:
     (disk / "run").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     for more in ([], ["--resume"], ["output.overwrite=true"]):
-        error = error_of(zygote.run("magrpo", [*small("magrpo", disk / "run"), *more]), 2)
-        assert "cannot be written (Read-only file system)" in error
+        run = zygote.finish("magrpo", [*small("magrpo", disk / "run"), *more], code=2)
+        assert "cannot be written (Read-only file system)" in run.error
 
 
 # Clock and locale
@@ -210,8 +203,7 @@ def test_links_in_the_output_folder_are_not_written_through(zygote: Zygote, tmp_
         (outside / name / "theirs").touch()
         (folder / name).symlink_to(outside / name)
     arguments = small("magrpo", folder, max_steps=1, eval_interval=1)
-    run = zygote.run("magrpo", [*arguments, "output.save_best=true"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*arguments, "output.save_best=true"])
     for path in outside.iterdir():
         found = [p.name for p in path.iterdir()] if path.is_dir() else path.read_text()
         assert found in (["theirs"], "theirs"), path
@@ -221,17 +213,16 @@ def test_links_in_the_output_folder_are_not_written_through(zygote: Zygote, tmp_
 def test_checkpoints_may_lie_on_another_disk(zygote: Zygote, tmp_path: Path) -> None:
     """A link that the user has made is followed: folders are not taken for links' sake."""
     folder, other = tmp_path / "run", tmp_path / "other"
-    assert zygote.run("magrpo", small("magrpo", folder, max_steps=1)).wait() == 0
+    zygote.finish("magrpo", small("magrpo", folder, max_steps=1))
     shutil.move(folder / "checkpoints", other)
     (folder / "checkpoints").symlink_to(other)
-    run = zygote.run("magrpo", [*small("magrpo", folder, max_steps=2), "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*small("magrpo", folder, max_steps=2), "--resume"])
     assert (other / "step_000002").is_dir() and (folder / "checkpoints").is_symlink()
 
 
 def test_a_link_that_leads_nowhere_is_no_free_folder(zygote: Zygote, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "nowhere" / "metrics.jsonl")
-    assert "holds a run" in error_of(zygote.run("magrpo", small("magrpo", tmp_path)), 2)
+    assert "holds a run" in zygote.finish("magrpo", small("magrpo", tmp_path), code=2).error
 
 
 # Models of others

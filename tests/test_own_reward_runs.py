@@ -13,9 +13,9 @@ from comlrl.trainers.launch.commands import evaluate
 from tests.support.runs import (
     ROOT,
     Zygote,
+    assert_in_sync,
     assert_same,
     metrics,
-    newest_step,
     small_of,
 )
 
@@ -76,25 +76,17 @@ def arguments(name: str, folder: Path) -> list[str]:
 def test_one_process_two_and_a_resumed_one(name: str, zygote: Zygote, tmp_path: Path) -> None:
     whole, killed, two = (tmp_path / folder for folder in ("whole", "killed", "two"))
     algorithm = CASES[name][0]
-    run = zygote.run(algorithm, arguments(name, whole))
-    assert run.wait() == 0, run.output
+    zygote.finish(algorithm, arguments(name, whole))
     lines = metrics(whole)
     found = lines[-1]["metrics"]
     own = [found[f"agent_{i}/reward_mean"] for i in range(1 if name == "grpo" else 2)]
     assert found["reward_mean"] == pytest.approx(sum(own) / len(own))
 
-    run = zygote.run(algorithm, arguments(name, killed))
-    run.until(lambda: newest_step(killed) > 0 or run.code() is not None)
-    run.kill()
-    run.wait()
-    run = zygote.run(algorithm, [*arguments(name, killed), "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.kill_and_resume(algorithm, arguments(name, killed), killed)
     assert_same(killed, whole)
 
-    team = zygote.team(2, {"run": [algorithm, arguments(name, two)]})
-    for process in team:
-        assert process.wait() == 0, process.output
-    assert json.loads((two / "summary.json").read_text())["distributed"]["weights_in_sync"]
+    zygote.finish_team(2, algorithm, arguments(name, two))
+    assert_in_sync(two, 2)
     if algorithm == "marlhf":  # data-parallel, TRL's trainer fills the reward model's last batch
         return
     for one, other in zip(lines, metrics(two), strict=True):
@@ -109,8 +101,7 @@ def test_one_process_two_and_a_resumed_one(name: str, zygote: Zygote, tmp_path: 
 def test_evaluations_show_each_agents_reward(zygote: Zygote, tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     for seed, folder in enumerate(runs):
-        run = zygote.run("magrpo", [*arguments("magrpo", folder), f"seed={seed}"])
-        assert run.wait() == 0, run.output
+        zygote.finish("magrpo", [*arguments("magrpo", folder), f"seed={seed}"])
     out = tmp_path / "e.json"
     own = [f"agent_{i}/reward_mean" for i in range(2)]
 

@@ -14,7 +14,14 @@ from comlrl.files import read_lines
 from comlrl.trainers.launch.commands import evaluate, train
 from tests.support import tiny_models
 from tests.support.documented import programs
-from tests.support.runs import SMALL, Zygote, assert_same, metrics, newest_step
+from tests.support.runs import (
+    SMALL,
+    Zygote,
+    assert_in_sync,
+    assert_same,
+    metrics,
+    newest_step,
+)
 
 TEAM = '''
 import asyncio
@@ -104,10 +111,7 @@ def played(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     """A finished run, and its file."""
     folder = tmp_path_factory.mktemp("played")
     file, out = config(folder), folder / "run"
-    run = zygote.run(
-        "magrpo", arguments(file, out, "output.verbose=true", batch_size=3, max_steps=2)
-    )
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(file, out, "output.verbose=true", batch_size=3, max_steps=2))
     return file, out
 
 
@@ -154,8 +158,7 @@ def another(played: tuple[Path, Path], zygote: Zygote) -> Path:
     """A second run of the same program, which has learned more."""
     file, out = played[0], played[1].with_name("another")
     more = ["magrpo.eval_interval=0", "seed=7"]
-    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=2, learning_rate=0.02))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(file, out, *more, max_steps=2, learning_rate=0.02))
     return out
 
 
@@ -210,8 +213,7 @@ def test_runs_of_different_programs_are_not_crossed(played, tmp_path, capsys):
 def test_tools_rewards_in_the_middle_and_episodes_that_fail(zygote, tmp_path):
     file, out = config(tmp_path, "runs"), tmp_path / "run"
     more = ["program.on_error=zero", "magrpo.eval_interval=0"]
-    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=1, num_generations=8))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(file, out, *more, max_steps=1, num_generations=8))
     (line,) = metrics(out)
     assert line["metrics"]["failed_share"] == 1 and line["metrics"]["calls_mean"] == 2
     samples = read_lines(out / "samples.jsonl")
@@ -233,8 +235,7 @@ def chat_model(folder: Path, template: str) -> str:
 def test_messages_of_tools_are_read_where_the_template_has_them(target, zygote, tmp_path):
     file, out = config(tmp_path, target), tmp_path / "run"
     more = ["magrpo.eval_interval=0", chat_model(tmp_path / "model", tiny_models.CHAT)]
-    run = zygote.run("magrpo", arguments(file, out, *more, max_steps=1))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(file, out, *more, max_steps=1))
     for sample in read_lines(out / "samples.jsonl"):
         first, second, third = sample["calls"]
         assert second["read"] == [  # what it has not read before
@@ -262,22 +263,18 @@ STRICT = (
 def test_and_end_the_run_where_it_lacks_them(target, template, zygote, tmp_path):
     file, model = config(tmp_path, target), tmp_path / "model"
     more = ["magrpo.eval_interval=0", "program.on_error=zero", chat_model(model, template)]
-    run = zygote.run("magrpo", arguments(file, tmp_path / "run", *more, max_steps=1))
-    assert run.wait() == 2, run.output
-    assert "Traceback" not in run.output, run.output
-    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: the chat template of '{model}' does not support the role tool")
+    run = zygote.finish("magrpo", arguments(file, tmp_path / "run", *more, max_steps=1), code=2)
+    assert run.error.startswith(f"the chat template of '{model}' does not support the role tool")
 
 
 def test_an_error_names_task_and_episode(zygote, tmp_path):
     file = config(tmp_path)
     (tmp_path / "my_team.py").write_text("async def play(task, agents):\n    agents['wrtier']\n")
-    run = zygote.run("magrpo", arguments(file, tmp_path / "run", "magrpo.eval_interval=0"))
-    assert run.wait() == 1
-    last = run.output.strip().splitlines()[-1]
-    assert last.startswith("error: program.target: 'my_team:play': task '")
-    assert "', episode 1: it asks for the agent 'wrtier', which program.agents lacks;" in last
-    assert last.endswith("did you mean `writer`?")
+    given = arguments(file, tmp_path / "run", "magrpo.eval_interval=0")
+    error = zygote.finish("magrpo", given, code=1).error
+    assert error.startswith("program.target: 'my_team:play': task '")
+    assert "', episode 1: it asks for the agent 'wrtier', which program.agents lacks;" in error
+    assert error.endswith("did you mean `writer`?")
 
 
 @pytest.mark.parametrize(("name", "calls"), [("my_team", 1), ("debate", 5)])
@@ -285,8 +282,7 @@ def test_the_examples_of_the_page_train(name, calls, zygote, tmp_path):
     for file, body in programs("programs.md").items():
         (tmp_path / file).write_text(body)
     given = ["--config", str(tmp_path / f"{name}.yaml"), "--override", "magrpo.batch_size=2"]
-    run = zygote.run("magrpo", [*given, f"output.dir={tmp_path / 'run'}"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*given, f"output.dir={tmp_path / 'run'}"])
     (line,) = metrics(tmp_path / "run")
     assert line["metrics"]["calls_mean"] >= calls
 
@@ -347,15 +343,8 @@ MAPPO = {"critic": "centralized", "granularity": "turn", "kl_coef": 0.05}
 def test_killed_and_resumed_it_ends_bit_equal(algorithm, keys, zygote, tmp_path):
     file = config(tmp_path, algorithm=algorithm)
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    run = zygote.run(algorithm, arguments(file, whole, max_steps=3, **keys))
-    assert run.wait() == 0, run.output
-    given = arguments(file, folder, max_steps=3, **keys)
-    run = zygote.run(algorithm, given)
-    run.until(lambda: newest_step(folder) >= 1 or run.code() is not None)
-    run.kill()
-    run.wait()
-    run = zygote.run(algorithm, [*given, "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish(algorithm, arguments(file, whole, max_steps=3, **keys))
+    zygote.kill_and_resume(algorithm, arguments(file, folder, max_steps=3, **keys), folder)
     assert_same(folder, whole)
 
 
@@ -365,16 +354,16 @@ def test_two_processes_train_by_ppo_as_one_does(keys, zygote, tmp_path):
     file = config(tmp_path, algorithm="ppo")
     one, two = tmp_path / "one", tmp_path / "two"
     more = {"batch_size": 3, "max_steps": 2, "ppo_epochs": 2, **keys}
-    run = zygote.run("ppo", arguments(file, one, **more))
-    assert run.wait() == 0, run.output
-    assert_agree(one, zygote.team(2, {"run": ["ppo", arguments(file, two, **more)]}), two)
+    zygote.finish("ppo", arguments(file, one, **more))
+    zygote.finish_team(2, "ppo", arguments(file, two, **more))
+    assert_agree(one, two)
 
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does(played, zygote, tmp_path):
     file, out = played
-    given = arguments(file, tmp_path / "run", batch_size=3, max_steps=2)
-    assert_agree(out, zygote.team(2, {"run": ["magrpo", given]}), tmp_path / "run")
+    zygote.finish_team(2, "magrpo", arguments(file, tmp_path / "run", batch_size=3, max_steps=2))
+    assert_agree(out, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -387,8 +376,7 @@ def test_every_advantage_with_two_passes_and_a_divergence(algorithm, names, kind
     more = [f"program.agents=[{names}]", f"{algorithm}.num_agents={names.count(',') + 1}"]
     more += ["sampling={}", f"{algorithm}.eval_interval=0"]
     keys = {"advantage": kind, "update_epochs": 2, "kl_coef": 0.05, "max_steps": 2}
-    run = zygote.run(algorithm, arguments(file, out, *more, learning_rate=1e-2, **keys))
-    assert run.wait() == 0, run.output
+    zygote.finish(algorithm, arguments(file, out, *more, learning_rate=1e-2, **keys))
     for line in metrics(out):
         values = line["metrics"]
         assert line["update"] % 2 == 0 and values["kl"] > 0 and values["calls_mean"] > 1
@@ -414,12 +402,10 @@ def test_more_processes_than_tasks(algorithm, keys, tasks, zygote, tmp_path):
     file = config(tmp_path, algorithm=algorithm)
     one, three = tmp_path / "one", tmp_path / "three"
     more = {"batch_size": tasks, "max_steps": 2, **keys}
-    run = zygote.run(algorithm, arguments(file, one, **more))
-    assert run.wait() == 0, run.output
-    request = {"run": [algorithm, arguments(file, three, **more)]}
-    assert_agree(one, zygote.team(3, request), three)
-    summary = json.loads((three / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 3, "weights_in_sync": True}
+    zygote.finish(algorithm, arguments(file, one, **more))
+    zygote.finish_team(3, algorithm, arguments(file, three, **more))
+    assert_agree(one, three)
+    assert_in_sync(three, 3)
 
 
 @pytest.mark.slow
@@ -428,17 +414,8 @@ def test_two_processes_are_killed_and_resumed_bit_equal(algorithm, keys, zygote,
     file = config(tmp_path, algorithm=algorithm)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     more = {"batch_size": 3, "max_steps": 3, "eval_num_samples": 3, **keys}
-    given = arguments(file, folder, **more)
-    for process in zygote.team(2, {"run": [algorithm, arguments(file, whole, **more)]}):
-        assert process.wait() == 0, process.output
-    team = zygote.team(2, {"run": [algorithm, given]})
-    team[0].until(lambda: newest_step(folder) >= 1 or team[0].code() is not None)
-    for process in team:
-        process.kill()
-        process.wait()
-    assert newest_step(folder) < 3, "it was not killed in the middle"
-    for process in zygote.team(2, {"run": [algorithm, [*given, "--resume"]]}):
-        assert process.wait() == 0, process.output
+    zygote.finish_team(2, algorithm, arguments(file, whole, **more))
+    zygote.kill_and_resume(algorithm, arguments(file, folder, **more), folder, size=2)
     assert_same(folder, whole)
 
 
@@ -487,7 +464,7 @@ def test_an_error_in_one_process_ends_all_in_a_line(program, key, why, failing, 
     file.write_text(file.read_text().replace("target: my_team:play", own))
     (tmp_path / "my_team.py").write_text(FAILS.replace("FAILING", str(failing)))
     more = ["magrpo.eval_interval=0", "reward.target=my_team:Reward"]
-    team = zygote.team(2, {"run": ["magrpo", arguments(file, tmp_path / "run", *more)]})
+    team = zygote.run_team(2, "magrpo", arguments(file, tmp_path / "run", *more))
     assert [process.wait() for process in team] != [0, 0]
     together = "".join(process.output for process in team)
     assert "Traceback" not in together and "gloo" not in together, together
@@ -496,9 +473,7 @@ def test_an_error_in_one_process_ends_all_in_a_line(program, key, why, failing, 
     assert ("interrupted: another process ended" in together) == bool(failing)
 
 
-def assert_agree(alone, team, together):
-    for process in team:
-        assert process.wait() == 0, process.output
+def assert_agree(alone, together):
     one, two = metrics(alone), metrics(together)
     assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
     for line, other in zip(one, two, strict=True):

@@ -13,7 +13,7 @@ import pytest
 
 from comlrl.files import read_lines
 from tests.support.fake_vllm import FakeVLLM
-from tests.support.runs import SMALL, Zygote, newest_step
+from tests.support.runs import SMALL, Zygote, assert_in_sync, newest_step
 from tests.support.vllm_runs import fake_server, has_trained, lines, ratios
 
 TEAM = '''
@@ -94,8 +94,7 @@ def test_a_program_whose_calls_a_server_samples(
 ) -> None:
     """All weigh 1: what is learned are the server's own tokens, by the present weights."""
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", arguments(tmp_path, server.url, program))
-    assert run.wait() == 0, run.output
+    run = zygote.finish("magrpo", arguments(tmp_path, server.url, program))
     assert "Traceback" not in run.output and "warning" not in run.output, run.output
     assert ratios(folder) == pytest.approx([1] * 3, abs=1e-3)
     for line in lines(folder):
@@ -117,10 +116,8 @@ def test_a_program_whose_calls_a_server_samples(
 def test_processes_share_the_adapters(zygote: Zygote, server: FakeVLLM, tmp_path: Path) -> None:
     """One task of two processes: the second has none, and loads what it is to load."""
     given = arguments(tmp_path, server.url, "by_a_client", batch_size=1, max_steps=2)
-    team = zygote.team(2, {"run": ["magrpo", given]})
-    assert [process.wait() for process in team] == [0, 0], team[0].output + team[1].output
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    zygote.finish_team(2, "magrpo", given)
+    assert_in_sync(tmp_path / "run", 2)
     assert ratios(tmp_path / "run") == pytest.approx([1, 1], abs=1e-3)
     assert server.adapters == {}
 
@@ -152,7 +149,6 @@ def test_a_server_lost_in_the_middle(
     assert step == len(lines(folder)) > 0
     server.start()
     given = arguments(tmp_path, server.url, program, max_steps=step + 2, **keys)
-    again = zygote.run("magrpo", [*given, "program.on_error=zero", "--resume"])
-    assert again.wait() == 0, again.output
+    zygote.finish("magrpo", [*given, "program.on_error=zero", "--resume"])
     assert [line["update"] for line in lines(folder)] == list(range(1, step + 3))
     assert ratios(folder) == pytest.approx([1] * (step + 2), abs=1e-3)

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,6 @@ def has_begun(run_dir: Path) -> bool:
     return (run_dir / "metrics.jsonl").exists() and bool((run_dir / "metrics.jsonl").read_text())
 
 
-def is_past(run: Process, run_dir: Path, step: int) -> bool:
-    return newest_step(run_dir) > step or run.code() is not None
-
-
 def with_delay(run: Process, seconds: float) -> None:
     """Let a run continue for a while."""
     limit = time.monotonic() + seconds
@@ -53,8 +48,7 @@ BEST = "output.save_best=true"
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    run = zygote.run("magrpo", [*small("magrpo", folder), BEST])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*small("magrpo", folder), BEST])
     return folder
 
 
@@ -64,66 +58,45 @@ def test_killed_at_any_moment(zygote: Zygote, tmp_path: Path, undisturbed: Path)
     arguments = [*small("magrpo", folder), BEST]
     for kill in range(3):
         run = zygote.run("magrpo", [*arguments, *(["--resume"] if kill else [])])
-        run.until(partial(is_past, run, folder, newest_step(folder)))
+        step = newest_step(folder)
+        run.until(lambda run=run, step=step: newest_step(folder) > step or run.code() is not None)
         with_delay(run, moments.uniform(0, 1.0))
         run.kill()
         run.wait()
-    run = zygote.run("magrpo", [*arguments, "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*arguments, "--resume"])
     assert_same(folder, undisturbed)
 
 
-@pytest.mark.slow
-def test_agents_in_order_and_a_wider_handoff_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
-    keys = {
-        "turn_order": "sequential", "num_turns": 2, "handoff": "random", "handoff_width": 2,
-        "num_agents": 3, "max_steps": 3, "top_p": 0.9,
-    }  # fmt: skip
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    run = zygote.run("magrpo", small("magrpo", whole, **keys))
-    assert run.wait() == 0, run.output
-    # Each task: 2 · 2 · 2 joint actions of turn 1, two of which are continued by as many.
-    assert [line["step"] for line in metrics(whole) if line["phase"] == "train"] == [48, 96, 144]
-    run = zygote.run("magrpo", small("magrpo", folder, **keys))
-    run.until(partial(is_past, run, folder, 0))
-    run.kill()
-    run.wait()
-    run = zygote.run("magrpo", [*small("magrpo", folder, **keys), "--resume"])
-    assert run.wait() == 0, run.output
-    assert_same(folder, whole)
-
-
-@pytest.mark.slow
-def test_masters_of_trained_weights_go_on_exactly(zygote: Zygote, tmp_path: Path) -> None:
-    """Which hold more than the bfloat16 weights that a checkpoint has beside them."""
-    keys = ["lora.enabled=false", "agent_model.torch_dtype=bfloat16", "magrpo.learning_rate=1e-4"]
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    run = zygote.run("magrpo", [*small("magrpo", whole, max_steps=3), *keys])
-    assert run.wait() == 0, run.output
-    run = zygote.run("magrpo", [*small("magrpo", folder, max_steps=3), *keys])
-    run.until(partial(is_past, run, folder, 0))
-    run.kill()
-    run.wait()
-    run = zygote.run("magrpo", [*small("magrpo", folder, max_steps=3), *keys, "--resume"])
-    assert run.wait() == 0, run.output
-    assert_same(folder, whole)
+ORDERED = {
+    "turn_order": "sequential", "num_turns": 2, "handoff": "random", "handoff_width": 2,
+    "num_agents": 3, "top_p": 0.9,
+}  # fmt: skip
+# masters hold more than the bfloat16 weights that a checkpoint has beside them
+MASTERS = ["lora.enabled=false", "agent_model.torch_dtype=bfloat16", "magrpo.learning_rate=1e-4"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "keys", [{"latent_gradient": "policy", "num_turns": 2}, {"latents": "sampled"}]
+    ("algorithm", "keys", "more"),
+    [
+        ("magrpo", ORDERED, []),
+        ("magrpo", {}, MASTERS),
+        ("shppo", {"latent_gradient": "policy", "num_turns": 2, "eval_interval": 0}, []),
+        ("shppo", {"latents": "sampled", "eval_interval": 0}, []),
+    ],
+    ids=["in order", "masters", "policy gradient of latents", "sampled latents"],
 )
-def test_latents_go_on_exactly(zygote: Zygote, tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_killed_after_a_step_it_goes_on_exactly(
+    zygote: Zygote, tmp_path: Path, algorithm: str, keys: dict[str, Any], more: list[str]
+) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    keys = {**keys, "max_steps": 3, "eval_interval": 0}
-    run = zygote.run("shppo", small("shppo", whole, **keys))
-    assert run.wait() == 0, run.output
-    run = zygote.run("shppo", small("shppo", folder, **keys))
-    run.until(partial(is_past, run, folder, 0))
-    run.kill()
-    run.wait()
-    run = zygote.run("shppo", [*small("shppo", folder, **keys), "--resume"])
-    assert run.wait() == 0, run.output
+    keys = {**keys, "max_steps": 3}
+    zygote.finish(algorithm, [*small(algorithm, whole, **keys), *more])
+    if keys.get("turn_order") == "sequential":
+        # Each task: 2 · 2 · 2 joint actions of turn 1, two of which are continued by as many.
+        steps = [line["step"] for line in metrics(whole) if line["phase"] == "train"]
+        assert steps == [48, 96, 144]
+    zygote.kill_and_resume(algorithm, [*small(algorithm, folder, **keys), *more], folder)
     assert_same(folder, whole)
 
 
@@ -183,8 +156,7 @@ def test_signals_save_and_resume(
     assert newest_step(folder) == 1
     assert f"saved {folder}/checkpoints/step_000001" in run.output
     assert "not finished" in (folder / "report.html").read_text()
-    run = zygote.run("magrpo", arguments_held(folder, BEST, "--resume"))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments_held(folder, BEST, "--resume"))
     assert_same(folder, undisturbed)
 
 
@@ -220,8 +192,7 @@ def test_resume_where_nothing_is_starts_anew(
     zygote: Zygote, tmp_path: Path, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", [*small("magrpo", folder), BEST, "--resume"])
-    assert run.wait() == 0, run.output
+    run = zygote.finish("magrpo", [*small("magrpo", folder), BEST, "--resume"])
     assert "a fresh start" in run.output
     assert_same(folder, undisturbed)
 
@@ -233,8 +204,7 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
     fewer where a run ends before its kill, being faster than the undisturbed one was."""
     arguments = small_of(algorithm, tmp_path / "undisturbed")
     started = time.monotonic()
-    run = zygote.run(algorithm, arguments)
-    assert run.wait(600) == 0, run.output
+    run = zygote.finish(algorithm, arguments, seconds=600)
     whole = time.monotonic() - started
     folder, moments = tmp_path / "run", random.Random()
     arguments = small_of(algorithm, folder)
@@ -252,8 +222,7 @@ def test_every_algorithm_survives_kills(zygote: Zygote, tmp_path: Path, algorith
         kills += 1
         run.kill()
         run.wait()
-    run = zygote.run(algorithm, [*arguments, "--resume"])
-    assert run.wait(600) == 0, run.output
+    zygote.finish(algorithm, [*arguments, "--resume"], seconds=600)
     assert_same(folder, tmp_path / "undisturbed")
 
 
@@ -272,15 +241,13 @@ def test_rounds_go_on_in_their_middle(
     the first round's middle, of its end, of the second round's middle."""
     whole = tmp_path / "undisturbed"
     more = [f"{algorithm}.save_total_limit=null", f"{algorithm}.replay=all"]
-    run = zygote.run(algorithm, [*small_of(algorithm, whole), *more])
-    assert run.wait(600) == 0, run.output
+    zygote.finish(algorithm, [*small_of(algorithm, whole), *more], seconds=600)
     for step in steps:
         folder = tmp_path / str(step)
         shutil.copytree(whole, folder)
         for later in range(step + 1, 5):
             shutil.rmtree(folder / f"checkpoints/step_{later:06d}")
-        run = zygote.run(algorithm, [*small_of(algorithm, folder), *more, "--resume"])
-        assert run.wait(600) == 0, run.output
+        zygote.finish(algorithm, [*small_of(algorithm, folder), *more, "--resume"], seconds=600)
         assert_same(folder, whole)
 
 
@@ -289,8 +256,7 @@ def test_a_finished_run_resumed_further(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for steps in (2, 4):
         arguments = small("magrpo", folder, max_steps=steps, eval_interval=0)
-        run = zygote.run("magrpo", [*arguments, "--resume"])
-        assert run.wait() == 0, run.output
+        run = zygote.finish("magrpo", [*arguments, "--resume"])
     assert "magrpo.max_steps: 2 → 4" in run.output
     assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
     assert json.loads((folder / "summary.json").read_text())["updates"] == 4
@@ -361,11 +327,9 @@ def test_a_folder_that_holds_a_run_is_refused(zygote: Zygote, tmp_path: Path) ->
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 18}\n')
     before = contents(tmp_path / "run")
     for more in ([], ["--dry-run"]):
-        run = zygote.run("magrpo", [*small("magrpo", tmp_path / "run"), *more])
-        assert run.wait() == 2, run.output
-        (error,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-        assert error.startswith(f"error: output.dir: '{tmp_path}/run' holds a run; add --resume")
-        assert "output.overwrite=true" in error
+        run = zygote.finish("magrpo", [*small("magrpo", tmp_path / "run"), *more], code=2)
+        assert run.error.startswith(f"output.dir: '{tmp_path}/run' holds a run; add --resume")
+        assert "output.overwrite=true" in run.error
         assert contents(tmp_path / "run") == before
 
 

@@ -6,7 +6,6 @@ import os
 import random
 import shlex
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from comlrl.builtin import TINY_CODER
+from comlrl.rollout.vllm.processes import free_port
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.runs import Zygote
 from tests.support.vllm_runs import A_STEP, LEARNING, asked, fake_server, has_logged, lines, ratios
@@ -29,9 +29,7 @@ class VLLM:
 
     def __init__(self, command: str, folder: Path) -> None:
         self.log = folder / "server.log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [
             *shlex.split(command), str(TINY_CODER), "--host", "127.0.0.1", "--port",
@@ -100,8 +98,7 @@ def other() -> Iterator[FakeVLLM]:
 def test_a_run_by_vllm_itself(zygote: Zygote, vllm: VLLM, tmp_path: Path, overlap: int) -> None:
     folder = tmp_path / "run"
     arguments = asked("magrpo", folder, vllm.url, 300, max_new_tokens=24, temperature=0.8)
-    run = zygote.run("magrpo", [*arguments, f"generation.overlap={overlap}"])
-    assert run.wait(600) == 0, run.output
+    zygote.finish("magrpo", [*arguments, f"generation.overlap={overlap}"], seconds=600)
     # One step stale, ratios are of two policies, and their mean is 1 but for chance.
     assert ratios(folder) == pytest.approx([1] * 4, abs=0.1 if overlap else 1e-3)
     largest = max(line["metrics"]["importance/ratio_max"] for line in lines(folder))
@@ -116,8 +113,7 @@ def test_split_models_are_sampled_by_vllm_itself(
     folder, before = tmp_path / "run", vllm.answered("/v1/completions")
     keys = LEARNING | {"max_steps": 2, "save_steps": 0}
     arguments = [*asked("magrpo", folder, vllm.url, 300, **keys), "distributed.strategy=fsdp"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert [process.wait(600) for process in team] == [0, 0], team[0].output + team[1].output
+    zygote.finish_team(2, "magrpo", arguments, seconds=600)
     assert ratios(folder) == pytest.approx([1, 1], abs=1e-3)
     assert vllm.answered("/v1/completions") == before + 2 * A_STEP
 
@@ -179,11 +175,9 @@ def test_two_vllms_are_killed_twenty_times(
 def test_vllm_without_the_flag_is_refused_for_truncation(
     zygote: Zygote, vllm: VLLM, tmp_path: Path
 ) -> None:
-    run = zygote.run("magrpo", asked("magrpo", tmp_path / "run", vllm.url, top_p=0.9))
-    assert run.wait() == 2, run.output
-    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: top_p: 0.9 with generation.backend=vllm, and ")
-    assert "--enable-scale-out --return-sampling-mask" in line
+    run = zygote.finish("magrpo", asked("magrpo", tmp_path / "run", vllm.url, top_p=0.9), code=2)
+    assert run.error.startswith("top_p: 0.9 with generation.backend=vllm, and ")
+    assert "--enable-scale-out --return-sampling-mask" in run.error
 
 
 def _healthy(url: str) -> bool:

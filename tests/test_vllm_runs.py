@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections import Counter
@@ -16,9 +14,10 @@ from pathlib import Path
 import pytest
 from fastapi import HTTPException
 
+from comlrl.rollout.vllm.processes import free_port
 from tests.support.fake_vllm import FakeVLLM
 from tests.support.processes import is_running
-from tests.support.runs import ROOT, Process, Zygote, newest_step
+from tests.support.runs import ROOT, Process, Zygote, assert_in_sync, newest_step
 from tests.support.vllm_runs import (
     A_STEP,
     LEARNING,
@@ -48,8 +47,7 @@ def test_a_run_by_a_server(zygote: Zygote, server: FakeVLLM, tmp_path: Path, alg
     if algorithm == "madpo":
         keys |= {"preference_num_candidates": 6, "num_iterations": 1}
     arguments = asked(algorithm, folder, server.url, max_steps=3, save_steps=0, **keys)
-    run = zygote.run(algorithm, [*arguments, "dataset.train_split=train[:8]"])
-    assert run.wait() == 0, run.output
+    run = zygote.finish(algorithm, [*arguments, "dataset.train_split=train[:8]"])
     assert "warning" not in run.output and not (folder / "vllm").exists()
     assert server.adapters == {}
     loads = [name for what, name in server.events if what == "load"]
@@ -184,7 +182,7 @@ def test_a_signal_while_a_step_is_grown_saves_the_step_before(
         if strategy is None:
             return [zygote.run("magrpo", [*arguments, *more])]
         arguments.append(f"distributed.strategy={strategy}")
-        return zygote.team(2, {"run": ["magrpo", [*arguments, *more]]})
+        return zygote.run_team(2, "magrpo", [*arguments, *more])
 
     whole = run("whole", 2)
     assert not any(ended(whole)), whole[0].output
@@ -223,8 +221,7 @@ def test_ratios_of_steps_before_a_checkpoint_are_in_the_record_after_it(
     def run(name: str, *more: str) -> None:
         keys = OVERLAPPED | {"max_steps": 4, "save_steps": 3, "logging_steps": 2}
         arguments = asked("magrpo", tmp_path / name, server.url, **keys)
-        process = zygote.run("magrpo", [*arguments, "generation.overlap=1", *more])
-        assert process.wait() == 0, process.output
+        zygote.finish("magrpo", [*arguments, "generation.overlap=1", *more])
 
     run("whole")
     run("again")
@@ -242,19 +239,15 @@ def test_calls_of_a_step_that_is_grown_ahead_are_not_yet_counted(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path
 ) -> None:
     """Each step asks an expert, who is not there, about two attempts."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path / "run"
+    folder, port = tmp_path / "run", free_port()
     keys = OVERLAPPED | {"max_steps": 3, "save_steps": 0, "max_new_tokens": 6}
-    run = zygote.run(
+    zygote.finish(
         "magrpo",
         [*asked("magrpo", folder, server.url, **keys), "generation.overlap=1",
          "magrpo.early_termination_threshold=null", "external.mode=expert_edits",
          "external.on_error=plain", "external.expert_model=tiny",
          f"external.expert_base_url=http://127.0.0.1:{port}/v1"],
     )  # fmt: skip
-    assert run.wait() == 0, run.output
     assert [line["metrics"]["expert_fallbacks"] for line in lines(folder)] == [2, 4, 6]
 
 
@@ -272,16 +265,14 @@ def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
     server.before = before
     keys = LEARNING | {"max_steps": 3, "save_steps": 0}
     arguments = [*asked("magrpo", folder, server.url, **keys), "generation.overlap=1"]
-    run = zygote.run("magrpo", arguments)
-    assert run.wait() == 1, run.output
+    run = zygote.finish("magrpo", arguments, code=1)
     endings = [x for x in run.output.splitlines() if x.startswith(("error: ", "interrupted: "))]
     assert "answers HTTP 400: " in endings[0] and "out of luck" in endings[0]
     assert endings[1].startswith("interrupted: saved ") and "Traceback" not in run.output
     assert newest_step(folder) == len(lines(folder)) == 1
     server.before = lambda body: None
     server.asked.clear()
-    again = zygote.run("magrpo", [*arguments, "--resume"])
-    assert again.wait() == 0, again.output
+    zygote.finish("magrpo", [*arguments, "--resume"])
     assert [line["update"] for line in lines(folder)] == [1, 2, 3]
     assert ratios(folder)[:2] == pytest.approx([1, 1], abs=1e-3)
     models = [body["model"] for body in server.asked if body["model"].startswith("agent_0")]
@@ -289,14 +280,10 @@ def test_what_goes_wrong_while_a_step_updates_stops_the_run_behind_it(
 
 
 def test_a_server_that_is_not_there_is_reported_at_once(zygote: Zygote, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    run = zygote.run("magrpo", asked("magrpo", tmp_path / "run", url))
-    assert run.wait() == 2, run.output
-    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: generation.vllm_url: '{url}' cannot be reached (")
-    assert "Traceback" not in run.output and "Loading weights" not in run.output
+    url = f"http://127.0.0.1:{free_port()}"
+    run = zygote.finish("magrpo", asked("magrpo", tmp_path / "run", url), code=2)
+    assert run.error.startswith(f"generation.vllm_url: '{url}' cannot be reached (")
+    assert "Loading weights" not in run.output
 
 
 @pytest.mark.slow
@@ -316,10 +303,9 @@ def test_a_server_lost_in_the_middle(zygote: Zygote, server: FakeVLLM, tmp_path:
     assert "no better for 5 s" in endings[0]
     assert endings[1].startswith("interrupted: saved ") and endings[1].endswith("--resume")
     server.start()
-    again = zygote.run(
+    zygote.finish(
         "magrpo", [*asked("magrpo", folder, server.url, max_steps=step + 2, **keys), "--resume"]
     )
-    assert again.wait() == 0, again.output
     assert [line["update"] for line in lines(folder)] == list(range(1, step + 3))
     assert ratios(folder) == pytest.approx([1] * (step + 2), abs=1e-3)
 
@@ -407,8 +393,7 @@ def test_servers_that_a_run_starts_end_with_it(zygote: Zygote, tmp_path: Path) -
     assert run.wait() == 128 + signal.SIGTERM, run.output
     assert not is_running(pids()[1])
     step = newest_step(folder)
-    run = zygote.run("magrpo", [*arguments, f"magrpo.max_steps={step + 1}", "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*arguments, f"magrpo.max_steps={step + 1}", "--resume"])
     assert len(pids()) == 3 and not is_running(pids()[2])
     assert [line["update"] for line in lines(folder)] == list(range(1, step + 2))
     assert "vllm_url: null" in (folder / "config.yaml").read_text()
@@ -418,10 +403,9 @@ def test_a_server_that_cannot_be_started_is_reported_in_a_line(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     arguments = asked("magrpo", tmp_path / "run", "null")
-    run = zygote.run("magrpo", [*arguments, "generation.vllm_command='no-such-program {port}'"])
-    assert run.wait() == 2, run.output
-    (line,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: generation.vllm_command: ")
+    arguments.append("generation.vllm_command='no-such-program {port}'")
+    run = zygote.finish("magrpo", arguments, code=2)
+    assert run.error.startswith("generation.vllm_command: ")
     assert "Loading weights" not in run.output
 
 
@@ -439,10 +423,8 @@ def test_processes_share_the_adapters(
         "magrpo", folder, server.url, batch_size=3, max_steps=2, save_steps=0, max_new_tokens=24
     )
     arguments.append(f"generation.overlap={overlap}")
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    zygote.finish_team(2, "magrpo", arguments)
+    assert_in_sync(folder, 2)
     loads = Counter(name for what, name in server.events if what == "load")
     assert set(loads.values()) == {1} and len(loads) == 2 * (3 - overlap)
     assert ratios(folder)[: 2 - overlap] == pytest.approx([1] * (2 - overlap), abs=1e-3)
@@ -457,15 +439,13 @@ def test_processes_grow_the_trees_that_one_would(
     """Of a server that repeats itself; sums are rounded differently."""
     server.repeats = True
     keys = OVERLAPPED | {"save_steps": 0, "max_steps": 3}
-    one = zygote.run(
+    zygote.finish(
         "magrpo",
         [*asked("magrpo", tmp_path / "one", server.url, **keys), "generation.overlap=1"],
     )
-    assert one.wait() == 0, one.output
     arguments = asked("magrpo", tmp_path / "two", server.url, **keys)
     arguments += [f"distributed.strategy={strategy}", "generation.overlap=1"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
+    zygote.finish_team(2, "magrpo", arguments)
     # Later steps are drawn by weights whose last bits differ, which this server's draws depend on.
     first, other = learned(tmp_path / "one")[:2], learned(tmp_path / "two")[:2]
     for own, wanted in zip(other, first, strict=True):
@@ -477,14 +457,11 @@ def test_split_models_train_as_whole_ones(zygote: Zygote, server: FakeVLLM, tmp_
     """Three tasks of two processes: unlike numbers of passes. Sums are rounded differently."""
     server.repeats = True
     keys = LEARNING | {"max_steps": 2, "save_steps": 1, "batch_size": 3, "kl_coef": 0.1}
-    one = zygote.run("magrpo", asked("magrpo", tmp_path / "one", server.url, **keys))
-    assert one.wait() == 0, one.output
+    zygote.finish("magrpo", asked("magrpo", tmp_path / "one", server.url, **keys))
     folder = tmp_path / "two"
     arguments = [*asked("magrpo", folder, server.url, **keys), "distributed.strategy=fsdp"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    zygote.finish_team(2, "magrpo", arguments)
+    assert_in_sync(folder, 2)
     first, other = learned(tmp_path / "one")[0], learned(folder)[0]
     assert other == pytest.approx(first, rel=1e-3, abs=1e-5, nan_ok=True)
     assert ratios(folder) == pytest.approx([1, 1], abs=1e-4)
@@ -500,16 +477,11 @@ def test_split_models_are_evaluated_while_a_step_is_grown_ahead(
     server.repeats = True
     keys = OVERLAPPED | {"max_steps": 3, "save_steps": 0, "eval_interval": 1}
     arguments = ["generation.overlap=1"]
-    one = zygote.run("magrpo", [*asked("magrpo", tmp_path / "one", server.url, **keys), *arguments])
-    assert one.wait() == 0, one.output
+    zygote.finish("magrpo", [*asked("magrpo", tmp_path / "one", server.url, **keys), *arguments])
     arguments += ["distributed.strategy=fsdp"]
-    team = zygote.team(
-        2,
-        {"run": ["magrpo", [*asked("magrpo", tmp_path / "two", server.url, **keys), *arguments]]},
-    )
-    assert ended(team) == [0, 0], team[0].output + team[1].output
-    summary = json.loads((tmp_path / "two" / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    asking = asked("magrpo", tmp_path / "two", server.url, **keys)
+    zygote.finish_team(2, "magrpo", [*asking, *arguments])
+    assert_in_sync(tmp_path / "two", 2)
     evaluated = [lines(tmp_path / name, "eval") for name in ("one", "two")]
     assert [len(found) for found in evaluated] == [4, 4]
     first, other = (found[0]["metrics"] for found in evaluated)  # later ones: weights' last bits
@@ -525,8 +497,7 @@ def test_a_server_that_does_not_fit_ends_all_processes(
     """It refuses the adapters of the first process, for which the others wait."""
     server.max_rank = 2
     arguments = [*asked("magrpo", tmp_path / "run", server.url), "distributed.strategy=fsdp"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert ended(team) == [2, 2]
+    team = zygote.finish_team(2, "magrpo", arguments, code=2)
     together = team[0].output + team[1].output
     assert together.count("error: ") == 1 and "LoRA rank 4 is greater than 2" in together
 
@@ -540,7 +511,7 @@ def test_processes_whose_server_is_lost(
     folder = tmp_path / "run"
     keys = {"save_steps": 0, "eval_interval": 0, "max_steps": 1000, "patience": 5}
     arguments = asked("magrpo", folder, server.url, **keys)
-    team = zygote.team(2, {"run": ["magrpo", [*arguments, f"distributed.strategy={strategy}"]]})
+    team = zygote.run_team(2, "magrpo", [*arguments, f"distributed.strategy={strategy}"])
     team[0].until(has_trained(folder))
     server.stop()
     assert ended(team) == [1, 1]

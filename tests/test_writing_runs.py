@@ -95,16 +95,14 @@ def test_three_writers_revise_and_go_on_after_a_stop(zygote, tmp_path):
 def test_writers_that_act_one_after_the_other(zygote, tmp_path):
     """The domain refuses a team of one, and nothing takes one agent's node for such a team."""
     folder = tmp_path / "run"
-    run = zygote.run("magrpo", small(folder, turn_order="sequential", max_steps=1, eval_interval=1))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", small(folder, turn_order="sequential", max_steps=1, eval_interval=1))
     assert [line["phase"] for line in metrics(folder)] == ["eval", "train", "eval"]
     assert (folder / "report.html").is_file()
 
 
 def test_teams_of_other_sizes_are_refused(zygote, tmp_path):
     for size in (1, 9):
-        run = zygote.run("magrpo", small(tmp_path / "run", num_agents=size))
-        assert run.wait() == 2
+        run = zygote.finish("magrpo", small(tmp_path / "run", num_agents=size), code=2)
         line = run.output.strip().splitlines()[-1]
         assert line.startswith("error: ") and f"magrpo.num_agents: {size}; " in line
     assert not (tmp_path / "run").exists()

@@ -97,8 +97,7 @@ def test_a_shipped_configuration_leaves_weights_that_evaluate(
     arguments = ["--config", str(path), "--override", *overrides(algorithm, rows, run)]
     if "critic_model" in path.read_text():
         arguments.append(f"{algorithm}.critic_model={model()}")
-    process = zygote.run(algorithm, arguments)
-    assert process.wait() == 0, process.output
+    process = zygote.finish(algorithm, arguments)
     assert "leaves no weights" not in process.output
     assert json.loads((run / "summary.json").read_text())["updates"] >= 1
     config = yaml.safe_load((run / "config.yaml").read_text())

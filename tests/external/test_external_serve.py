@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from comlrl import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.rewards.code.domain import CODE
+from comlrl.rollout.vllm.processes import free_port
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Score
 from tests.support.fakes import code_task
@@ -76,12 +76,6 @@ def make_tiny_model(folder: Path) -> None:
         for last, following in pairwise(chain):
             model.lm_head.weight[following, last] = 100.0
     model.save_pretrained(folder)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_until_healthy(url: str, server: subprocess.Popen, log: Path, seconds: float) -> None:

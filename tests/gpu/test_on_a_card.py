@@ -16,7 +16,7 @@ from comlrl.rollout.generation import Generator
 from comlrl.trainers.launch.wiring.machine import deterministic
 from comlrl.types import Request, Row, Sampling, TokenBatch
 from comlrl.update.accumulate import accumulate
-from tests.support.runs import Zygote, assert_same, newest_step, small
+from tests.support.runs import Zygote, assert_same, small
 from tests.support.tiny_models import PAD, prompt, team
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -140,12 +140,6 @@ def test_a_run_killed_and_resumed_has_the_bits_of_an_undisturbed_one(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
-    run = zygote.run("magrpo", small("magrpo", whole))
-    assert run.wait() == 0, run.output
-    run = zygote.run("magrpo", small("magrpo", folder))
-    run.until(lambda: newest_step(folder) > 1 or run.code() is not None)
-    run.kill()
-    run.wait()
-    run = zygote.run("magrpo", [*small("magrpo", folder), "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", small("magrpo", whole))
+    zygote.kill_and_resume("magrpo", small("magrpo", folder), folder)
     assert_same(folder, whole)

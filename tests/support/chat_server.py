@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from comlrl.rollout.vllm.processes import free_port
 
 # What it answers is in the model's name: a list of behaviors, one for each request.
 SERVER = """
@@ -91,9 +92,7 @@ class ChatServer:
 @contextlib.contextmanager
 def chat_server(folder: Path) -> Iterator[ChatServer]:
     """Start a server, whose program lies in ``folder``, and end it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = folder / "server.py"
     script.write_text(SERVER)
     running = subprocess.Popen([sys.executable, str(script), str(port)])

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from comlrl.config.algorithms import SECTIONS, sections_of
 from comlrl.config.loader import Loader
 from comlrl.config.resolved import Config
 from comlrl.loop.checkpoint import tensors_of
+from comlrl.rollout.vllm.processes import free_port
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.wiring.weights import run_algorithm
 
@@ -111,6 +111,13 @@ class Process:
                 )
             time.sleep(0.02)
 
+    @property
+    def error(self) -> str:
+        """The only line that tells of an error, and no traceback beside it."""
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and "Traceback" not in self.output, self.output
+        return lines[0].removeprefix("error: ")
+
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -149,13 +156,50 @@ class Zygote:
     def run(self, algorithm: str, argv: Sequence[str], **environment: str) -> Process:
         return self.start({"run": [algorithm, list(argv)], "environment": environment})
 
+    def finish(
+        self,
+        algorithm: str,
+        argv: Sequence[str],
+        code: int = 0,
+        seconds: float = 300,
+        **environment: str,
+    ) -> Process:
+        """Run to the end, which must be with this exit code."""
+        run = self.run(algorithm, argv, **environment)
+        assert run.wait(seconds) == code, run.output
+        return run
+
+    def run_team(self, size: int, algorithm: str, argv: Sequence[str]) -> list[Process]:
+        return self.team(size, {"run": [algorithm, list(argv)]})
+
+    def finish_team(
+        self, size: int, algorithm: str, argv: Sequence[str], code: int = 0, seconds: float = 300
+    ) -> list[Process]:
+        """Run in ``size`` processes to the end, which must be with this exit code."""
+        team = self.run_team(size, algorithm, argv)
+        codes = [process.wait(seconds) for process in team]
+        assert codes == [code] * size, "\n".join(process.output for process in team)
+        return team
+
+    def kill_and_resume(
+        self, algorithm: str, argv: Sequence[str], run_dir: Path, size: int = 1
+    ) -> None:
+        """Kill a run of ``size`` processes once it has a checkpoint, and resume it to its end."""
+        team = [self.run(algorithm, argv)] if size == 1 else self.run_team(size, algorithm, argv)
+        team[0].until(lambda: newest_step(run_dir) > 0 or team[0].code() is not None)
+        assert team[0].code() is None, team[0].output
+        for process in team:
+            process.kill()
+            process.wait()
+        if size == 1:
+            self.finish(algorithm, [*argv, "--resume"])
+        else:
+            self.finish_team(size, algorithm, [*argv, "--resume"])
+
     def team(self, size: int, request: dict[str, Any]) -> list[Process]:
         """The same request in ``size`` processes that torchrun might have started."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         shared = {
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
         } | request.get("environment", {})  # fmt: skip
         return [
@@ -213,6 +257,12 @@ def weights(run_dir: Path) -> dict[str, Any]:
         for file in sorted(folder.glob("*.safetensors"))
         for name, tensor in load_file(str(file)).items()
     }
+
+
+def assert_in_sync(run_dir: Path, size: int) -> None:
+    """That a finished run of ``size`` processes has the same weights in all of them."""
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["distributed"] == {"world_size": size, "weights_in_sync": True}
 
 
 def assert_same(run_dir: Path, undisturbed: Path) -> None:

@@ -271,8 +271,7 @@ def small(folder: Path, **keys) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("marlhf") / "run"
-    run = zygote.run("marlhf", small(folder))
-    assert run.wait() == 0, run.output
+    zygote.finish("marlhf", small(folder))
     return folder
 
 
@@ -301,8 +300,7 @@ def test_a_whole_run(whole):
 def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, tmp_path):
     folder = tmp_path / "again"
     keys = {"reward_model": str(whole / "reward_model"), "rl_algorithm": "remax"}
-    run = zygote.run("marlhf", small(folder, **keys))
-    assert run.wait() == 0, run.output
+    zygote.finish("marlhf", small(folder, **keys))
     assert not (folder / "preferences.jsonl").exists() and not (folder / "reward_model").exists()
     one, other = (
         next(line["metrics"] for line in metrics(each) if line["phase"] == "eval")
@@ -311,10 +309,8 @@ def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, t
     assert one == other
     folder = tmp_path / "weak"
     keys = {"preferences": str(whole), "reward_min_accuracy": 1.0, "reward_learning_rate": 1e-9}
-    run = zygote.run("marlhf", small(folder, **keys))
-    assert run.wait() == 1, run.output
-    errors = [line for line in run.output.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1 and "marlhf.reward_min_accuracy=1.0" in errors[0]
+    run = zygote.finish("marlhf", small(folder, **keys), code=1)
+    assert "marlhf.reward_min_accuracy=1.0" in run.error
     assert [line["phase"] for line in metrics(folder)] == ["train"]  # the reward model's line
     assert not (folder / "summary.json").exists()
 
@@ -322,11 +318,9 @@ def test_a_kept_reward_model_and_its_preferences_are_used_again(zygote, whole, t
 @pytest.mark.slow
 def test_resumed_online_it_keeps_its_reward_model(zygote, whole, tmp_path):
     folder = tmp_path / "run"
-    run = zygote.run("marlhf", small(folder, max_steps=1))
-    assert run.wait() == 0, run.output
+    zygote.finish("marlhf", small(folder, max_steps=1))
     before = (folder / "reward_model/reward_model.json").stat().st_mtime_ns
-    run = zygote.run("marlhf", [*small(folder), "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("marlhf", [*small(folder), "--resume"])
     assert (folder / "reward_model/reward_model.json").stat().st_mtime_ns == before
     one = [line for line in metrics(folder) if line["phase"] == "train"]
     assert one == [line for line in metrics(whole) if line["phase"] == "train"]
@@ -340,8 +334,7 @@ def test_a_round_with_too_few_pairs_trains_nothing_and_the_run_comes_to_its_end(
         "num_iterations": 3, "round_tasks": 8, "num_train_epochs": 1, "max_steps": None,
         "reward_train_batch_size": 600,
     }  # fmt: skip
-    run = zygote.run("marlhf", small(folder, **keys))
-    assert run.wait() == 0, run.output
+    run = zygote.finish("marlhf", small(folder, **keys))
     for number in (2, 3):
         assert f"round {number}: " in run.output
     assert run.output.count("are fewer than reward_train_batch_size=600") == 2

@@ -83,21 +83,17 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_killed(
 ) -> None:
     folder = tmp_path / "run"
     arguments = small("magrpo", folder, max_steps=100_000, eval_interval=0)
-    runs = zygote.team(processes, {"run": ["magrpo", arguments]})
+    runs = zygote.run_team(processes, "magrpo", arguments)
     runs[0].until(lambda: newest_step(folder) > 0)
     for more in (["--resume"], ["output.overwrite=true"], []):
-        second = zygote.run("magrpo", [*arguments, *more])
-        assert second.wait() == 2, second.output
-        (error,) = [line for line in second.output.splitlines() if line.startswith("error: ")]
-        assert error.startswith(f"error: output.dir: '{folder}' is in use by process {runs[0].pid}")
+        second = zygote.finish("magrpo", [*arguments, *more], code=2)
+        holder = f"process {runs[0].pid}"
+        assert second.error.startswith(f"output.dir: '{folder}' is in use by {holder}")
     assert all(run.code() is None for run in runs) and not (tmp_path / "run.1").exists()
     for run in runs:
         run.kill()
         run.wait()
     step = newest_step(folder)
-    again = zygote.team(
-        processes,
-        {"run": ["magrpo", [*arguments, f"magrpo.max_steps={step + 1}", "--resume"]]},
-    )
-    assert [run.wait() for run in again] == [0] * processes, again[0].output
+    further = [*arguments, f"magrpo.max_steps={step + 1}", "--resume"]
+    zygote.finish_team(processes, "magrpo", further)
     assert metrics(folder)[-1]["update"] == step + 1 and not (folder / FILE).exists()

@@ -52,12 +52,11 @@ def test_refused_and_crashed_runs_leave_the_name_to_the_next(zygote: Zygote, tmp
     base = [w for w in small("magrpo", tmp_path, max_steps=1) if not w.startswith("output.dir")]
     base = [*base, f"output.base_dir={tmp_path / 'outputs'}"]
     (tmp_path / "empty.jsonl").touch()
-    refused = zygote.run("magrpo", [*base, f"dataset.name={tmp_path / 'empty.jsonl'}"])
-    assert refused.wait() == 2 and "contains no rows" in refused.output
+    empty = f"dataset.name={tmp_path / 'empty.jsonl'}"
+    assert "contains no rows" in zygote.finish("magrpo", [*base, empty], code=2).error
     assert not (tmp_path / "outputs").exists()
-    crashed = zygote.run("magrpo", ["--config", str(file), *base[2:]])
-    assert crashed.wait() == 1 and "ZeroDivisionError" in crashed.output
+    crashed = zygote.finish("magrpo", ["--config", str(file), *base[2:]], code=1)
+    assert "ZeroDivisionError" in crashed.output
     assert not (tmp_path / "outputs").exists()
-    done = zygote.run("magrpo", base)
-    assert done.wait() == 0, done.output
+    zygote.finish("magrpo", base)
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["magrpo_coopmini_42"]

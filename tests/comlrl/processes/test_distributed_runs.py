@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from tests.support.runs import (
     ROOT,
     Process,
     Zygote,
+    assert_in_sync,
     assert_same,
     metrics,
     newest_step,
@@ -48,8 +48,7 @@ def three_tasks(folder: Path, **keys: Any) -> list[str]:
 def lone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of ``three_tasks`` by one process."""
     folder = tmp_path_factory.mktemp("lone") / "run"
-    run = zygote.run("magrpo", three_tasks(folder))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", three_tasks(folder))
     return folder
 
 
@@ -57,23 +56,15 @@ def test_a_run_of_two_processes(zygote: Zygote, tmp_path: Path, lone: Path) -> N
     """One directory, each line once, weights alike, and the numbers of one process. Killed after
     its first step and resumed by two, it ends bit-equal."""
     folder, killed = tmp_path / "two", tmp_path / "killed"
-    team = zygote.team(2, {"run": ["magrpo", three_tasks(folder)]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    team = zygote.finish_team(2, "magrpo", three_tasks(folder))
+    assert_in_sync(folder, 2)
     assert "done:" in team[0].output and "done:" not in team[1].output
     assert "train 1/2" not in team[1].output
     one, two = metrics(lone), metrics(folder)
     assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
     for name in ("reward_mean", "entropy", "loss", "gradient_norm", "completion_length_mean"):
         assert two[1]["metrics"][name] == pytest.approx(one[1]["metrics"][name], rel=1e-3), name
-    team = zygote.team(2, {"run": ["magrpo", three_tasks(killed)]})
-    team[0].until(lambda: newest_step(killed) >= 1)
-    for process in team:
-        process.kill()
-    ended(team)
-    team = zygote.team(2, {"run": ["magrpo", [*three_tasks(killed), "--resume"]]})
-    assert ended(team) == [0, 0], team[0].output + team[1].output
+    zygote.kill_and_resume("magrpo", three_tasks(killed), killed, size=2)
     assert_same(killed, folder)
 
 
@@ -86,10 +77,8 @@ def test_whole_runs_with_more_processes_than_tasks(
     keys = {"max_steps": 2, "eval_interval": 0, "num_iterations": 1, "round_tasks": 2}
     two_tasks += [f"{algorithm}.{name}={value}" for name, value in keys.items()]
     folder = tmp_path / "run"
-    team = zygote.team(3, {"run": [algorithm, [*small_of(algorithm, folder), *two_tasks]]})
-    assert ended(team) == [0, 0, 0], "\n".join(process.output for process in team)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 3, "weights_in_sync": True}
+    zygote.finish_team(3, algorithm, [*small_of(algorithm, folder), *two_tasks])
+    assert_in_sync(folder, 3)
     assert metrics(folder)[-1]["update"] == 2
 
 
@@ -100,12 +89,9 @@ def test_every_algorithm_with_two_processes(zygote: Zygote, tmp_path: Path, algo
     lone, folder = tmp_path / "one", tmp_path / "two"
     more = [f"{algorithm}.batch_size=3", f"{algorithm}.max_steps=2"]
     more.append("agent_model.torch_dtype=float32")  # rounding is to be small
-    run = zygote.run(algorithm, [*small_of(algorithm, lone), *more])
-    assert run.wait() == 0, run.output
-    team = zygote.team(2, {"run": [algorithm, [*small_of(algorithm, folder), *more]]})
-    assert ended(team, 250) == [0, 0], team[0].output + team[1].output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    zygote.finish(algorithm, [*small_of(algorithm, lone), *more])
+    zygote.finish_team(2, algorithm, [*small_of(algorithm, folder), *more])
+    assert_in_sync(folder, 2)
     one, two = metrics(lone), metrics(folder)
     assert [{**line, "metrics": 0} for line in one] == [{**line, "metrics": 0} for line in two]
     if algorithm == "marlhf":  # data-parallel, TRL's trainer fills the reward model's last batch
@@ -120,13 +106,12 @@ def test_every_algorithm_with_two_processes(zygote: Zygote, tmp_path: Path, algo
 def test_resuming_with_another_number_of_processes(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = small("magrpo", folder, eval_interval=0)
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    team = zygote.run_team(2, "magrpo", arguments)
     team[0].until(lambda: newest_step(folder) >= 2)
     for process in team:
         process.kill()
     ended(team)
-    run = zygote.run("magrpo", [*arguments, "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", [*arguments, "--resume"])
     assert [line["update"] for line in metrics(folder)] == [1, 2, 3, 4]
     assert weights(folder)["optimizer_0/updates"] == 4
 
@@ -135,8 +120,7 @@ def test_mistakes_are_reported_once(zygote: Zygote, tmp_path: Path) -> None:
     """In the configuration, in the data, and in the models: exit code 2 on every process."""
     for mistake in ("magrpo.learning_rat=1", "dataset.train_split=nowhere", "agent_model.name=/no"):
         arguments = [*small("magrpo", tmp_path / "run"), mistake]
-        team = zygote.team(2, {"run": ["magrpo", arguments]})
-        assert ended(team) == [2, 2], team[0].output + team[1].output
+        team = zygote.finish_team(2, "magrpo", arguments, code=2)
         output = team[0].output + team[1].output
         assert output.count("error: ") == 1 and "Traceback" not in output, output
 
@@ -144,7 +128,7 @@ def test_mistakes_are_reported_once(zygote: Zygote, tmp_path: Path) -> None:
 def test_a_signal_to_one_process_stops_all(zygote: Zygote, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = small("magrpo", folder, max_steps=100_000, save_steps=0, eval_interval=0)
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
+    team = zygote.run_team(2, "magrpo", arguments)
     log = folder / "metrics.jsonl"
     team[0].until(lambda: log.exists() and bool(log.read_text()))
     team[1].send(signal.SIGTERM)
@@ -235,8 +219,7 @@ def test_split_layers_have_the_gradients_of_whole_ones(
 def test_sharding_that_cannot_be(zygote: Zygote, tmp_path: Path) -> None:
     """Of a single process, and where the built-in generator would sample."""
     arguments = [*small("magrpo", tmp_path / "run"), "distributed.strategy=fsdp"]
-    run = zygote.run("magrpo", arguments)
-    assert run.wait() == 2
+    run = zygote.finish("magrpo", arguments, code=2)
     assert "error: distributed.strategy: fsdp with generation.backend" in run.output
 
 

@@ -79,16 +79,14 @@ def test_a_measurement_trains_and_leaves_nothing(algorithm, zygote: Zygote, tmp_
     temporary.mkdir()
     arguments = [*small_of(algorithm, tmp_path / "run"), "wandb.mode=offline"]
     arguments += ["--dry-run", "--measure"]
-    run = zygote.run(algorithm, arguments, TMPDIR=str(temporary))
-    assert run.wait() == 0, run.output
+    run = zygote.finish(algorithm, arguments, TMPDIR=str(temporary))
     assert cells(run.output)["a training step"][1:], run.output
     assert not (tmp_path / "run").exists() and not list(temporary.glob("*/run"))
 
 
 def test_every_processes_part_is_measured(zygote: Zygote, tmp_path: Path):
     arguments = [*small_of("magrpo", tmp_path / "run"), "--dry-run", "--measure"]
-    team = zygote.team(2, {"run": ["magrpo", arguments]})
-    assert [process.wait() for process in team] == [0, 0], team[0].output
+    team = zygote.finish_team(2, "magrpo", arguments)
     assert "a training step" in team[0].output and "a training step" not in team[1].output
     assert not (tmp_path / "run").exists()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,17 @@ from comlrl.models.team import Team
 from comlrl.trainers.launch.wiring import init_from
 from comlrl.trainers.launch.wiring.assembly import build_sampler, saver
 from tests.support import tiny_models
-from tests.support.runs import ROOT, Zygote, metrics, newest_step, small, small_of, state, weights
+from tests.support.runs import (
+    ROOT,
+    Zygote,
+    assert_in_sync,
+    metrics,
+    newest_step,
+    small,
+    small_of,
+    state,
+    weights,
+)
 from tests.support.tiny_trainers import build as build_trainer
 from tests.support.tiny_trainers import share_of_letters
 
@@ -293,8 +302,7 @@ def test_an_adapter_is_no_model(
 def grpo(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one agent; a push of its adapter stands for a longer training."""
     folder = tmp_path_factory.mktemp("grpo") / "run"
-    run = zygote.run("grpo", small("grpo", folder, max_steps=1, save_steps=0))
-    assert run.wait() == 0, run.output
+    zygote.finish("grpo", small("grpo", folder, max_steps=1, save_steps=0))
     push(folder, 0.05)
     return folder
 
@@ -317,8 +325,7 @@ def test_a_run_goes_on_from_where_another_ended(zygote: Zygote, tmp_path: Path, 
     grpo = Path(shutil.copytree(grpo, tmp_path / "grpo"))
     push(grpo, 0.2)
     folder, keys = tmp_path / "run", {"max_steps": 0, "max_new_tokens": 80}
-    run = zygote.run("grpo", [*small("grpo", folder, **keys), f"init_from={grpo}"])
-    assert run.wait() == 0, run.output
+    zygote.finish("grpo", [*small("grpo", folder, **keys), f"init_from={grpo}"])
     logged = metrics(folder)[0]["metrics"]
     assert yaml.safe_load((folder / "config.yaml").read_text())["init_from"] == str(grpo)
     few = ["--override", "grpo.eval_num_samples=2", "grpo.max_new_tokens=80"]
@@ -355,16 +362,14 @@ def test_every_algorithm_starts_from_a_grpo_run(
     more = [f"init_from={source}", keys.get(algorithm, f"{algorithm}.kl_coef=0.1")]
     more += [f"{algorithm}.max_steps=2", f"{algorithm}.save_steps=1"]
     folders = [tmp_path / "whole", tmp_path / "parts"]
-    run = zygote.run(algorithm, [*small_of(algorithm, folders[0]), *more])
-    assert run.wait() == 0, run.output
+    zygote.finish(algorithm, [*small_of(algorithm, folders[0]), *more])
     arguments = [*small_of(algorithm, folders[1]), *more]
     run = zygote.run(algorithm, arguments)
-    run.until(partial(lambda: newest_step(folders[1]) > 0 or run.code() is not None))
+    run.until(lambda: newest_step(folders[1]) > 0 or run.code() is not None)
     run.kill()
     run.wait()
     source.rename(tmp_path / "gone")
-    run = zygote.run(algorithm, [*arguments, "--resume"])
-    assert run.wait() == 0, run.output
+    zygote.finish(algorithm, [*arguments, "--resume"])
     one, other = weights(folders[0]), weights(folders[1])
     assert one.keys() == other.keys() and any(name.startswith("reference_") for name in one)
     assert not [name for name in one if not torch.equal(one[name], other[name])]
@@ -374,12 +379,8 @@ def test_every_algorithm_starts_from_a_grpo_run(
 def test_two_processes_start_alike(zygote: Zygote, tmp_path: Path, grpo: Path) -> None:
     folder = tmp_path / "run"
     arguments = small("magrpo", folder, max_steps=1, kl_coef=0.1, eval_interval=0)
-    team = zygote.team(2, {"run": ["magrpo", [*arguments, f"init_from={grpo}"]]})
-    for process in team:
-        assert process.wait() == 0, process.output
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["distributed"] == {"world_size": 2, "weights_in_sync": True}
+    zygote.finish_team(2, "magrpo", [*arguments, f"init_from={grpo}"])
+    assert_in_sync(folder, 2)
     nowhere = small("magrpo", tmp_path / "other", max_steps=1)
-    team = zygote.team(2, {"run": ["magrpo", [*nowhere, "init_from=nowhere"]]})
-    assert [process.wait() for process in team] == [2, 2]
+    team = zygote.finish_team(2, "magrpo", [*nowhere, "init_from=nowhere"], code=2)
     assert sum("error: init_from: 'nowhere'" in process.output for process in team) == 1

@@ -19,7 +19,7 @@ from comlrl.trainers.launch.commands.command_line import parse_arguments, resolv
 from comlrl.trainers.launch.commands.train import main
 from comlrl.types import Attempt, JointAction
 from tests.support.documented import programs
-from tests.support.runs import Process, Zygote, metrics, newest_step
+from tests.support.runs import Zygote, metrics, newest_step
 
 ROOT = Path(__file__).parents[4]
 SMALL = [
@@ -46,21 +46,12 @@ def arguments(file: Path, out: Path, *more: str, steps: int = 1) -> list[str]:
     return ["--config", str(file), "--override", *given, *flags]
 
 
-def error_line(run: Process, code: int) -> str:
-    """The one line with which a run ended."""
-    assert run.wait() == code, run.output
-    lines = [line for line in run.output.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in run.output, run.output
-    return lines[0].removeprefix("error: ")
-
-
 @pytest.fixture(scope="module")
 def shared(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The cookbook's folder, and a run of its domain of two steps."""
     folder = place(tmp_path_factory.mktemp("own") / "here")
     out = folder.parent / "run"
-    run = zygote.run("magrpo", arguments(folder / "share.yaml", out, steps=2))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(folder / "share.yaml", out, steps=2))
     return folder, out
 
 
@@ -110,8 +101,7 @@ def test_what_the_players_read(shared):
 )
 def test_the_cookbooks_prompts_reward_and_mode_of_code(name, known, zygote, tmp_path):
     folder, out = place(tmp_path / "here"), tmp_path / "run"
-    run = zygote.run("magrpo", arguments(folder / name, out))
-    assert run.wait() == 0, run.output
+    zygote.finish("magrpo", arguments(folder / name, out))
     by_phase = {line["phase"]: line["metrics"] for line in metrics(out)}
     assert known in by_phase["train"]
     assert "reward/length" not in by_phase["eval"]  # evaluation is by the code reward alone
@@ -119,9 +109,7 @@ def test_the_cookbooks_prompts_reward_and_mode_of_code(name, known, zygote, tmp_
 
 def test_two_processes_do_what_one_does(shared, zygote, tmp_path):
     folder, out = shared
-    request = {"run": ["magrpo", arguments(folder / "share.yaml", tmp_path / "run", steps=2)]}
-    for process in zygote.team(2, request):
-        assert process.wait() == 0, process.output
+    zygote.finish_team(2, "magrpo", arguments(folder / "share.yaml", tmp_path / "run", steps=2))
     names = ("reward_mean", "gap", "turn_2/gap")
     one, two = (
         [[line["metrics"][name] for name in names] for line in metrics(path)]
@@ -136,8 +124,7 @@ def test_two_processes_do_what_one_does(shared, zygote, tmp_path):
 def test_a_run_is_repeated_and_evaluated_with_its_own_modules(shared, zygote, tmp_path):
     """Those beside its config.yaml: the first ones lie where nobody looks for them."""
     _, out = shared
-    again = zygote.run("magrpo", arguments(out / "config.yaml", tmp_path / "again", steps=2))
-    assert again.wait() == 0, again.output
+    zygote.finish("magrpo", arguments(out / "config.yaml", tmp_path / "again", steps=2))
     assert metrics(tmp_path / "again") == metrics(out)
     code = evaluate.main(
         ["--checkpoint", str(out), "--out", str(tmp_path / "e.json"), "--k", "1,2"]
@@ -153,11 +140,10 @@ def test_resuming_notices_a_changed_module(shared, zygote, tmp_path):
     file, data = folder / "share.py", f"dataset.name={shared[0] / 'share.jsonl'}"
     given = arguments(folder / "share.yaml", out, data, "--resume", steps=3)
     file.write_text(file.read_text().replace("offer: float = 0.1", "offer: float = 0.2"))
-    line = error_line(zygote.run("magrpo", given), 2)
+    line = zygote.finish("magrpo", given, code=2).error
     assert re.match(r"modules.json/share.py: '\w{12}' differs from the run's '\w{12}'; ", line)
     assert "0.1" in (out / "share.py").read_text()
-    forced = zygote.run("magrpo", [*given, "--resume-force"])
-    assert forced.wait() == 0, forced.output
+    zygote.finish("magrpo", [*given, "--resume-force"])
     assert metrics(out)[: len(metrics(shared[1]))] == metrics(shared[1])
     assert "offer: float = 0.2" in (out / "share.py").read_text()
 
@@ -355,15 +341,13 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(how, line, zygote, tmp_
         folder / "share.yaml", out, *failing, "reward.arguments.calls=7", "external.mode=table",
         steps=3,
     )  # fmt: skip
-    assert re.match(
-        rf"reward.target: 'failing:Failing',? {line}", error_line(zygote.run("magrpo", given), 1)
-    )
+    error = zygote.finish("magrpo", given, code=1).error
+    assert re.match(rf"reward.target: 'failing:Failing',? {line}", error)
     assert newest_step(out) == 1 and newest(out) is not None
     assert [r["update"] for r in read_run(out).records] == [0, 1, 1]
     if how == "raise":
         forced = [*given, "reward.arguments.calls=99", "--resume", "--resume-force"]
-        again = zygote.run("magrpo", forced)
-        assert again.wait() == 0, again.output
+        zygote.finish("magrpo", forced)
         assert newest_step(out) == 3
 
 
@@ -371,7 +355,7 @@ def test_a_mode_that_leaves_an_agent_out_is_refused(zygote, tmp_path):
     folder = place(tmp_path / "here")
     (folder / "failing.py").write_text(FAILING)
     given = arguments(folder / "share.yaml", tmp_path / "run", "external.mode=failing:Mute")
-    line = error_line(zygote.run("magrpo", given), 1)
+    line = zygote.finish("magrpo", given, code=1).error
     assert line.startswith("external.mode: 'failing:Mute' returned (") and "for 3 agents" in line
 
 
