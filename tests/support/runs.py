@@ -23,6 +23,8 @@ from comlrl.config.resolved import Config
 from comlrl.loop.checkpoint import tensors_of
 from comlrl.rollout.vllm.processes import free_port
 from comlrl.trainers.launch.checks.validation import validate
+from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.weights import run_algorithm
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,13 @@ def read_config(path: Path | str, algorithm: str) -> tuple[Any, list[str]]:
 def load(path: Path) -> Config:
     """The validated configuration of a shipped file."""
     return read_config(path, algorithm_of(path))[0]
+
+
+def resolved(file: Path | str, *overrides: str) -> tuple[Config, Work, list[str]]:
+    """What a command makes of a file and overrides: configuration, work and notices."""
+    algorithm = algorithm_of(Path(file))
+    arguments = ["--config", str(file), "--override", *overrides]
+    return resolve(algorithm, parse_arguments(algorithm, arguments))
 
 
 def small(algorithm: str, folder: Path, **section: Any) -> list[str]:

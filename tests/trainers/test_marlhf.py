@@ -19,22 +19,16 @@ from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import Pair, Round, TaskPairs
 from comlrl.preferences.reward_model import Facts, ModelReward
 from comlrl.preferences.reward_training import RewardBase
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.marlhf import MARLHFTrainer, text_pairs
 from comlrl.types import Score, Tree
 from tests.support import loops
 from tests.support.fakes import task
 from tests.support.made_runs import TASK, node
 from tests.support.preferences import candidates
-from tests.support.runs import ROOT, Zygote, metrics
+from tests.support.runs import ROOT, Zygote, metrics, resolved
 from tests.support.tiny_trainers import Recorder
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
-
-
-def resolved(*items: str):
-    arguments = ["--config", CONFIG, "--override", *items]
-    return resolve("marlhf", parse_arguments("marlhf", arguments))[0]
 
 
 @pytest.mark.parametrize(
@@ -42,34 +36,32 @@ def resolved(*items: str):
     [("magrpo", "mean"), ("reinforce", "raw"), ("rloo", "rloo"), ("remax", "greedy")],
 )
 def test_names_of_the_online_algorithm(name, advantage):
-    section = resolved(f"marlhf.rl_algorithm={name}").online
+    section = resolved(CONFIG, f"marlhf.rl_algorithm={name}")[0].online
     assert isinstance(section, MAGRPOConfig) and section.advantage == advantage
 
 
 def test_ppo_is_as_large_a_team_as_the_preferences_were_of():
-    section = resolved("marlhf.rl_algorithm=ppo", "ppo.ppo_epochs=2").online
+    section = resolved(CONFIG, "marlhf.rl_algorithm=ppo", "ppo.ppo_epochs=2")[0].online
     assert isinstance(section, PPOConfig)
     assert (section.num_agents, section.ppo_epochs) == (2, 2)
 
 
 def test_a_common_key_means_the_same_wherever_it_stands():
-    config = resolved("magrpo.max_steps=3", "marlhf.kl_coef=0.5")
+    config, *_ = resolved(CONFIG, "magrpo.max_steps=3", "marlhf.kl_coef=0.5")
     for section in (config.section, config.online):
         assert (section.max_steps, section.kl_coef) == (3, 0.5)
     # Said in both, the online algorithm's own counts …
-    config = resolved("magrpo.max_steps=3", "marlhf.max_steps=5")
+    config, *_ = resolved(CONFIG, "magrpo.max_steps=3", "marlhf.max_steps=5")
     assert config.section.max_steps == config.online.max_steps == 3
 
 
 def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
     """… but the command line beats a file, in which both sections hold every key."""
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(resolved("magrpo.max_steps=7").to_dict()))
-    given = ["--config", str(path), "--override", "marlhf.max_steps=2"]
-    config, *_ = resolve("marlhf", parse_arguments("marlhf", given))
+    path.write_text(yaml.safe_dump(resolved(CONFIG, "magrpo.max_steps=7")[0].to_dict()))
+    config, *_ = resolved(path, "marlhf.max_steps=2")
     assert config.section.max_steps == config.online.max_steps == 2
-    config, *_ = resolve("marlhf", parse_arguments("marlhf", given[:2]))
-    assert config.online.max_steps == 7
+    assert resolved(path)[0].online.max_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -86,7 +78,7 @@ def test_a_run_s_own_configuration_can_be_overridden(tmp_path):
 )
 def test_refused_at_the_door(items, words):
     with pytest.raises(UserError) as refused:
-        resolved(*items)
+        resolved(CONFIG, *items)
     assert all(word in str(refused.value) for word in words)
 
 

@@ -20,8 +20,6 @@ from comlrl.evaluation.metrics import measures, tree_metrics
 from comlrl.loggers.samples import episode
 from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import policy_gradient
 from tests.support.fakes import (
@@ -35,6 +33,7 @@ from tests.support.fakes import (
     task,
 )
 from tests.support.plain_chains import chains_of
+from tests.support.runs import resolved
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).
 PAYOFF = torch.tensor([[[3.0, 0.0], [5.0, 1.0]], [[3.0, 5.0], [0.0, 1.0]]], dtype=torch.float64)
@@ -247,23 +246,22 @@ class Dilemma(Reward):
 """
 
 
-def resolved(algorithm: str, folder: Path, *given: str) -> Work:
+def own_rewards(algorithm: str, folder: Path, *given: str) -> bool:
     (folder / "dilemma.py").write_text(DILEMMA)
-    (folder / "run.yaml").write_text("reward: {target: 'dilemma:Dilemma'}\n")
-    flags = ["--config", str(folder / "run.yaml"), *(["--override", *given] if given else [])]
-    return resolve(algorithm, parse_arguments(algorithm, flags))[1]
+    (folder / "run.yaml").write_text(f"reward: {{target: 'dilemma:Dilemma'}}\n{algorithm}: {{}}\n")
+    return resolved(folder / "run.yaml", *given)[1].own_rewards
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "marlhf", "shppo"])
 def test_who_compares_by_one_number_refuses_at_the_door(algorithm, tmp_path):
     with pytest.raises(UserError) as refused:
-        resolved(algorithm, tmp_path)
+        own_rewards(algorithm, tmp_path)
     line = str(refused.value)
     assert line.startswith(f"reward.by_agent: 'own', which {algorithm} cannot learn from: ")
     assert line.endswith("; set reward.by_agent=mean") and "\n" not in line
-    assert not resolved(algorithm, tmp_path, "reward.by_agent=mean").own_rewards
+    assert not own_rewards(algorithm, tmp_path, "reward.by_agent=mean")
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "ppo"])
 def test_the_others_learn_from_it(algorithm, tmp_path):
-    assert resolved(algorithm, tmp_path).own_rewards
+    assert own_rewards(algorithm, tmp_path)

@@ -9,8 +9,8 @@ import pytest
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config.paths import absolute, searched
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.commands.train import main
+from tests.support.runs import resolved
 
 
 @pytest.fixture
@@ -36,12 +36,6 @@ def test_the_first_folder_that_has_it(folders):
         assert absolute(other, folders) == other
 
 
-def config(file: Path, *overrides: str):
-    return resolve(
-        "magrpo", parse_arguments("magrpo", ["--config", str(file), "--override", *overrides])
-    )[0]
-
-
 def test_a_file_of_the_yaml_is_found_from_anywhere_and_again_from_the_run(folders):
     beside, here = folders
     (beside / "rows.jsonl").touch()
@@ -51,13 +45,14 @@ def test_a_file_of_the_yaml_is_found_from_anywhere_and_again_from_the_run(folder
     file.write_text(
         "dataset: {name: rows.jsonl}\nagents: [coder, coder]\ninit_from: run\nmagrpo: {}\n"
     )
-    found = config(file)
+    found, *_ = resolved(file)
     assert found.dataset.name == str(beside / "rows.jsonl")
     assert found.agents == (str(beside / "coder"),) * 2 and found.init_from == str(beside / "run")
     assert found.to_dict()["dataset"]["name"] == str(beside / "rows.jsonl")
     (here / "rows.jsonl").touch()  # of the command line: where the shell is, first
-    assert config(file).dataset.name == str(beside / "rows.jsonl")
-    assert config(file, "dataset.name=rows.jsonl").dataset.name == str(here / "rows.jsonl")
+    assert resolved(file)[0].dataset.name == str(beside / "rows.jsonl")
+    from_shell, *_ = resolved(file, "dataset.name=rows.jsonl")
+    assert from_shell.dataset.name == str(here / "rows.jsonl")
 
 
 @pytest.mark.parametrize(

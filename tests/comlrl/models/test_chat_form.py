@@ -13,9 +13,9 @@ from comlrl.models.pretrained import build_team, load_encoder
 from comlrl.models.prompt_encoder import PromptEncoder
 from comlrl.tasks.prompts import Prompts
 from comlrl.trainers.launch.checks.at_hand import agents_at_hand
-from comlrl.trainers.launch.commands import command_line
 from comlrl.types import Message
 from tests.support import tiny_tokenizers as tokenizers
+from tests.support.runs import resolved
 from tests.support.tiny_models import CHAT, EOS, config, folder, tokenizer
 from tests.support.tiny_tokenizers import CHATML, GEMMA, LLAMA3, MISTRAL
 
@@ -120,12 +120,7 @@ def test_arguments_reach_the_template():
 def test_answers_are_not_begun_within_an_open_thought(template, opens, capsys) -> None:
     reader = encoder(template, "<|im_end|>", "<|im_start|>", "<|im_end|>")
     assert reader.opens_thought is opens
-    _, work, _ = command_line.resolve(
-        "magrpo",
-        command_line.parse_arguments(
-            "magrpo", ["--config", str(QUICKSTART), "--override", "prompts.style=dividing"]
-        ),
-    )
+    _, work, _ = resolved(QUICKSTART, "prompts.style=dividing")
     row = {
         "prompt": "def f(x):\n",
         "test": "def check(candidate):\n    assert candidate(1) == 1\n",

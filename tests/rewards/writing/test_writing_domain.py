@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,8 @@ from comlrl.errors import UserError
 from comlrl.rewards.writing.writing_domain import LARGEST_TEAM, WRITING
 from comlrl.tasks.datasets import load_tasks
 from comlrl.tasks.prompts import Prompts
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.types import Attempt, JointAction, Score, Task
+from tests.support.runs import ROOT, resolved
 
 TASK = Task("post", {"prompt": "TITLE: Shoes\n\nPOST: A fox took them {all}.\n\nTL;DR:\n"})
 TEXTS = ("a b c d e f g h", "but a b c d e f g h i j k l m n o")
@@ -107,10 +106,9 @@ def test_ratios_that_are_none_are_left_out():
 
 
 def test_settings_of_programs_have_no_effect_on_it():
-    file = Path(__file__).parents[3] / "configs/magrpo_writing_quickstart.yaml"
+    file = ROOT / "configs/magrpo_writing_quickstart.yaml"
     overrides = ["sandbox.timeout=3", "magrpo.num_turns=2", "external.sandbox_slice=2"]
-    arguments = parse_arguments("magrpo", ["--config", str(file), "--override", *overrides])
-    *_, notices = resolve("magrpo", arguments)
+    *_, notices = resolved(file, *overrides)
     assert sorted(notice.split(" has no effect")[0] for notice in notices) == [
         "external.sandbox_slice=2", "sandbox.timeout=3.0"
     ]  # fmt: skip

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from tests.support.runs import algorithm_of
+from tests.support.runs import resolved
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -16,9 +15,7 @@ SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 
 def unused_keys(file: Path, *overrides: str) -> list[str]:
     """Each setting that is reported to have no effect."""
-    algorithm = algorithm_of(file)
-    arguments = ["--config", str(file), "--override", *overrides]
-    *_, notices = resolve(algorithm, parse_arguments(algorithm, arguments))
+    *_, notices = resolved(file, *overrides)
     lines = [n for n in notices if " no effect: " in n]
     return [part.split("=")[0] for line in lines for part in line.split(" ha")[0].split(", ")]
 
@@ -184,13 +181,10 @@ def test_what_has_an_effect_is_not(name, overrides):
 
 
 def test_a_line_names_value_and_reason_and_a_repeated_run_says_the_same(tmp_path):
-    arguments = ["--config", str(quickstart("magrpo")), "--override", "magrpo.discount=0.5"]
-    arguments += ["magrpo.handoff=best"]
-    config, _, notices = resolve("magrpo", parse_arguments("magrpo", arguments))
+    file = quickstart("magrpo")
+    config, _, notices = resolved(file, "magrpo.discount=0.5", "magrpo.handoff=best")
     assert any("magrpo.discount=0.5" in n and "magrpo.handoff=best" in n for n in notices)
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(config.to_dict()))
-    again, _, notices_again = resolve(
-        "magrpo", parse_arguments("magrpo", ["--config", str(written)])
-    )
+    again, _, notices_again = resolved(written)
     assert again == config and notices_again == notices

@@ -14,23 +14,17 @@ from comlrl.builtin import TINY_CODER
 from comlrl.models.pretrained import build_team
 from comlrl.run_files import HETEROGENEOUS
 from comlrl.trainers.launch.commands import export
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, resolved
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
-
-
-def _config(*overrides: str):
-    file = str(ROOT / "configs/magrpo_quickstart.yaml")
-    given = ["--config", file, "--override", "agent_model.torch_dtype=float32", *overrides]
-    return resolve("magrpo", parse_arguments("magrpo", given))[0]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> tuple[Path, list[torch.Tensor]]:
     """A run's folder with adapters that do something, and each agent's logits."""
     folder = tmp_path_factory.mktemp("run")
-    config = _config()
+    quickstart = ROOT / "configs/magrpo_quickstart.yaml"
+    config, *_ = resolved(quickstart, "agent_model.torch_dtype=float32")
     team = build_team(config, device="cpu")
     torch.manual_seed(1)
     for name, weight in team.agents[0].model.named_parameters():

@@ -12,12 +12,11 @@ import yaml
 
 from comlrl.builtin import TINY_CODER
 from comlrl.config.algorithms import SECTIONS, MAGRPOConfig
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.cost.dry_run import describe
 from comlrl.trainers.launch.cost.tree_size import growth
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.update.minibatches import like_parts
-from tests.support.runs import algorithm_of, read_config
+from tests.support.runs import algorithm_of, read_config, resolved
 
 ROOT = Path(__file__).parents[4]
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -104,8 +103,7 @@ SPLITS = {
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_one_sampling_is_one_update(path):
     """In every shipped file whose update is on-policy; and its first words on that are true."""
-    arguments = parse_arguments(algorithm_of(path), ["--config", str(path)])
-    config, work, _ = resolve(algorithm_of(path), arguments)
+    config, work, _ = resolved(path)
     section = config.online
     if not isinstance(section, MAGRPOConfig):
         return

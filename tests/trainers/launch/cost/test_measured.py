@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from comlrl.errors import UserError
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.commands.train import main
 from comlrl.trainers.launch.cost.measured import describe_measured, duration, overrides
-from tests.support.runs import ROOT, SHIPPED, Zygote, algorithm_of, load, small_of
+from tests.support.runs import ROOT, SHIPPED, Zygote, load, resolved, small_of
 
 
 def written(folder: Path, *steps: tuple[float, float], seconds: float = 0.0) -> Path:
@@ -93,10 +92,7 @@ def test_every_processes_part_is_measured(zygote: Zygote, tmp_path: Path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_settings_are_ones_that_every_shipped_run_takes(path):
-    items = overrides(load(path), Path("/x"))
-    algorithm = algorithm_of(path)
-    arguments = parse_arguments(algorithm, ["--config", str(path), "--override", *items])
-    measured, _, _ = resolve(algorithm, arguments)
+    measured, *_ = resolved(path, *overrides(load(path), Path("/x")))
     assert measured.online.max_steps == 2 and measured.wandb is None
 
 

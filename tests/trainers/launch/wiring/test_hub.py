@@ -9,19 +9,15 @@ import pytest
 from huggingface_hub import constants
 
 from comlrl.errors import UserError
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.commands.train import main
 from comlrl.trainers.launch.wiring import hub
+from tests.support.runs import resolved
 
 QUICK = Path(__file__).parents[4] / "configs" / "magrpo_quickstart.yaml"
 
 
 def arguments(*overrides: str) -> list[str]:
     return ["--config", str(QUICK), "--override", *overrides]
-
-
-def config(*overrides: str):
-    return resolve("magrpo", parse_arguments("magrpo", arguments(*overrides)))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +48,7 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
     (tmp_path / "cache/hub/models--some--model/refs").mkdir()
     (tmp_path / "cache/hub/models--some--model/refs/main").write_text("1")
     (tmp_path / "cache/datasets/some___rows").mkdir(parents=True)
-    found = config("agent_model.name=some/model", "dataset.name=some/rows")
+    found, *_ = resolved(QUICK, "agent_model.name=some/model", "dataset.name=some/rows")
     named = [("dataset.name", found.dataset.name), *found.named_models]
     hub.check_reachable(named, found.beside)
     assert os.environ[hub.OFFLINE] == "1" and constants.HF_HUB_OFFLINE
@@ -60,7 +56,7 @@ def test_the_cache_is_enough_and_libraries_are_kept_to_it(tmp_path):
 
 def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
     monkeypatch.setattr(hub, "_answers", lambda: 1 / 0)
-    found = config()
+    found, *_ = resolved(QUICK)
     named = [("dataset.name", found.dataset.name), *found.named_models]
     hub.check_reachable(named, found.beside)
 
@@ -68,7 +64,7 @@ def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
 @pytest.mark.parametrize("key", ["dataset.name", "agent_model.name"])
 def test_a_builtin_with_a_slip(key):
     meant = {"dataset.name": "builtin:coopmini", "agent_model.name": "builtin:tiny-coder"}[key]
-    found = config(f"{key}={meant.replace('builtin', 'bultin')}")
+    found, *_ = resolved(QUICK, f"{key}={meant.replace('builtin', 'bultin')}")
     with pytest.raises(UserError, match=f"{key}: .* did you mean `{meant}`"):
         hub.check_data(found.dataset.name, found.beside)
         hub.check_model(key, found.agent_model.name, found.beside)

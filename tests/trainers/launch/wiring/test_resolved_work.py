@@ -19,7 +19,7 @@ from comlrl.trainers.launch.commands.command_line import parse_arguments, resolv
 from comlrl.trainers.launch.commands.train import main
 from comlrl.types import Attempt, JointAction
 from tests.support.documented import programs
-from tests.support.runs import Zygote, metrics, newest_step
+from tests.support.runs import Zygote, metrics, newest_step, resolved
 
 ROOT = Path(__file__).parents[4]
 SMALL = [
@@ -75,9 +75,7 @@ def test_a_domain_with_its_reward_prompts_and_mode(shared):
 
 
 def test_what_the_players_read(shared):
-    _, work, _ = resolve(
-        "magrpo", parse_arguments("magrpo", ["--config", f"{shared[0]}/share.yaml"])
-    )
+    _, work, _ = resolved(shared[0] / "share.yaml")
     prompts = work.prompts
     task = work.domain.task("t", {"coins": 9})
     first = prompts.first(task, 3)
@@ -284,17 +282,13 @@ class Says(Numbers):
 def test_a_mode_that_reads_what_the_reward_does_not_find_is_refused_at_the_door(tmp_path):
     (tmp_path / "numbers_.py").write_text(PLAIN_NUMBERS)
 
-    def resolved(*given: str) -> None:
-        mode = "external.mode=level_passed"
-        flags = ["--config", str(tmp_path / "run.yaml"), "--override", mode, *given]
-        resolve("magrpo", parse_arguments("magrpo", flags))
-
-    (tmp_path / "run.yaml").write_text("reward: {target: 'numbers_:Numbers'}\n")
+    file, mode = tmp_path / "run.yaml", "external.mode=level_passed"
+    file.write_text("reward: {target: 'numbers_:Numbers'}\nmagrpo: {}\n")
     line = "external.mode: 'level_passed' reads a RewardBreakdown .* 'numbers_:Numbers' does not"
     with pytest.raises(UserError, match=line):
-        resolved("magrpo.num_turns=2")
-    resolved("magrpo.num_turns=1")  # nobody reads any feedback
-    resolved("magrpo.num_turns=2", "reward.target=numbers_:Says")
+        resolved(file, mode, "magrpo.num_turns=2")
+    resolved(file, mode, "magrpo.num_turns=1")  # nobody reads any feedback
+    resolved(file, mode, "magrpo.num_turns=2", "reward.target=numbers_:Says")
 
 
 FAILING = """
@@ -378,7 +372,7 @@ def test_an_attribute_in_the_place_of_a_method_is_refused(tmp_path, line, named)
     file = tmp_path / "c.yaml"
     file.write_text("domain: 'mine:W'\nmagrpo: {}\n")
     with pytest.raises(UserError, match=re.escape(f"domain: 'mine:W': {named}")):
-        resolve("magrpo", parse_arguments("magrpo", ["--config", str(file)]))
+        resolved(file)
 
 
 def test_a_rewards_own_close_is_a_method(tmp_path):
@@ -386,7 +380,7 @@ def test_a_rewards_own_close_is_a_method(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("reward: {target: 'mine:R'}\nmagrpo: {}\n")
     with pytest.raises(UserError, match=r"its `close` is 3; write a method `close\(\)`"):
-        resolve("magrpo", parse_arguments("magrpo", ["--config", str(file)]))
+        resolved(file)
 
 
 COUNTED = """

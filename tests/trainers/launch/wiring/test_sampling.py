@@ -12,13 +12,13 @@ from comlrl.loggers.tables import evaluation_table
 from comlrl.trainers import madpo, ppo
 from comlrl.trainers.launch.checks.shipped import CONFIGS
 from comlrl.trainers.launch.checks.validation import validate
-from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.commands.evaluation_plan import parse_arguments as evaluation_arguments
 from comlrl.trainers.launch.commands.evaluation_plan import resolve as resolve_evaluation
 from comlrl.trainers.launch.cost import dry_run
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 from comlrl.types import Sampling
 from tests.support.fakes import code_task
+from tests.support.runs import resolved
 from tests.support.tiny_models import STOPS, config
 from tests.support.tiny_trainers import build, grown
 
@@ -60,9 +60,8 @@ def test_every_way_of_sampling_has_its_stops():
 @pytest.mark.parametrize("stops", ["['']", r'["\ud800"]', "[[a]]", "x", "[null]"])
 @pytest.mark.parametrize("key", ["agent_model.stop", "sampling.aux.stop"])
 def test_stops_that_no_model_can_write_are_refused(key, stops):
-    arguments = ["--config", str(QUICKSTART), "--override", f"{key}={stops}"]
     with pytest.raises(UserError, match=key.replace(".", r"\.")) as refused:
-        resolve("magrpo", parse_arguments("magrpo", arguments))
+        resolved(QUICKSTART, f"{key}={stops}")
     assert "\n" not in str(refused.value)
 
 
@@ -70,8 +69,7 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
     made = config(**APART, sampling__aux__stop=["```"], agent_model__stop=["\n\n"])
     written = tmp_path / "config.yaml"
     written.write_text(yaml.safe_dump(made.to_dict()))
-    again, *_ = resolve("magrpo", parse_arguments("magrpo", ["--config", str(written)]))
-    assert again.sampling == made.sampling
+    assert resolved(written)[0].sampling == made.sampling
     asked = evaluation_arguments(["--config", str(written), "--override", "sampling.aux=null"])
     assert resolve_evaluation(str(written), [], asked)[0].sampling == {}
 
@@ -92,9 +90,8 @@ def test_a_configuration_that_is_written_reads_back(tmp_path):
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(settings, message):
-    arguments = ["--config", str(QUICKSTART), "--override", *settings.split()]
     with pytest.raises(UserError, match=message) as refused:
-        resolve("magrpo", parse_arguments("magrpo", arguments))
+        resolved(QUICKSTART, settings)
     assert "\n" not in str(refused.value)
 
 
