@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,7 +175,7 @@ def make_run(
         nodes = [played(task, skill, rng, generations)]
         for turn in range(2, turns + 1):
             later = played(task, min(1.0, skill + 0.2), rng, 1, turn)
-            nodes.append(_under(later, len(nodes) - 1))
+            nodes.append(replace(later, parent=len(nodes) - 1, parent_action=0))
         return tree(*nodes, task=task)
 
     for update in range(updates + 1):
@@ -220,19 +221,6 @@ def trainer_metrics(skill: float, rng: random.Random) -> dict[str, float]:
             f"agent_{agent}/entropy": 0.8 - 0.6 * skill + 0.05 * rng.random(),
         }
     return metrics
-
-
-def _under(later: Node, parent: int) -> Node:
-    return Node(
-        turn=later.turn,
-        parent=parent,
-        parent_action=0,
-        agents_N=later.agents_N,
-        joint_actions_K=later.joint_actions_K,
-        scores_K=later.scores_K,
-        rewards_K=later.rewards_K,
-        terminated=later.terminated,
-    )
 
 
 def _write_rest(

@@ -20,7 +20,7 @@ from comlrl.evaluation.metrics import measures, tree_metrics
 from comlrl.loggers.samples import episode
 from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
-from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
+from comlrl.types import AgentTurn, Completion, Score, Shape, Task, Tree
 from comlrl.update.losses import policy_gradient
 from tests.support.fakes import (
     PROMPTS,
@@ -34,6 +34,7 @@ from tests.support.fakes import (
 )
 from tests.support.plain_chains import chains_of
 from tests.support.runs import resolved
+from tests.support.trees import node
 
 # The prisoner's dilemma: what each agent is paid for (first's choice, second's choice).
 PAYOFF = torch.tensor([[[3.0, 0.0], [5.0, 1.0]], [[3.0, 5.0], [0.0, 1.0]]], dtype=torch.float64)
@@ -55,24 +56,14 @@ def sampled(mode: str, tables: tuple[torch.Tensor, torch.Tensor]) -> Iterator[tu
         joint = tuple(itertools.product(range(GENERATIONS), repeat=2))
     for choices in itertools.product(range(2), repeat=2 * GENERATIONS):
         own = (choices[:GENERATIONS], choices[GENERATIONS:])
-        turns = tuple(
+        turns = [
             AgentTurn((), (0,), tuple(Completion("", (a,), True) for a in chosen)) for chosen in own
-        )
+        ]
         paid = tuple(
             tuple(float(PAYOFF[i, own[0][g], own[1][h]]) for i in range(2)) for g, h in joint
         )
-        scores = tuple(Score(sum(each) / 2, by_agent=each) for each in paid)
-        rewards = tuple(score.value for score in scores)
-        root = Node(
-            turn=1,
-            parent=-1,
-            parent_action=-1,
-            agents_N=turns,
-            joint_actions_K=joint,
-            scores_K=scores,
-            rewards_K=rewards,
-            own_rewards_KN=paid,
-        )
+        scores = [Score(sum(each) / 2, by_agent=each) for each in paid]
+        root = node(turns, scores, joint, own_rewards_KN=paid)
         weight = float(
             probabilities[0][list(own[0])].prod() * probabilities[1][list(own[1])].prod()
         )
@@ -187,22 +178,12 @@ def test_chains_carry_each_agents_reward():
 
 
 def test_metrics_show_each_agents_beside_the_teams():
-    def node(turn, *own_K, parent=-1):
-        turns = (AgentTurn((), (1,), (Completion("a", (1,), True),) * len(own_K)),) * 2
-        scores = tuple(Score(sum(own) / 2, by_agent=own) for own in own_K)
-        rewards = tuple(score.value for score in scores)
-        joint = tuple((k, k) for k in range(len(own_K)))
-        return Node(
-            turn=turn,
-            parent=parent,
-            parent_action=0 if parent >= 0 else -1,
-            agents_N=turns,
-            joint_actions_K=joint,
-            scores_K=scores,
-            rewards_K=rewards,
-        )
+    def scored(*own_K, **where):
+        turn = AgentTurn((), (1,), (Completion("a", (1,), True),) * len(own_K))
+        return node([turn] * 2, [Score(sum(own) / 2, by_agent=own) for own in own_K], **where)
 
-    nodes = (node(1, (3.0, 1.0), (5.0, 0.0)), node(2, (2.0, 6.0), (0.0, 2.0), parent=0))
+    root = scored((3.0, 1.0), (5.0, 0.0))
+    nodes = (root, scored((2.0, 6.0), (0.0, 2.0), turn=2, parent=0, action=0))
     tree = Tree(task(), nodes, "align", "best")
     found = tree_metrics([tree], CODE)
     assert (found["reward_mean"], found["turn_1/reward_mean"]) == (2.5, 2.25)
@@ -214,18 +195,9 @@ def test_metrics_show_each_agents_beside_the_teams():
 
 def test_contributions_tell_whom_an_agent_helps():
     def rows(own):
-        score = Score(sum(own) / 2, by_agent=own)
-        turns = (AgentTurn((), (1,), (Completion("a", (1,), True),)),) * 2
-        node = Node(
-            turn=1,
-            parent=-1,
-            parent_action=-1,
-            agents_N=turns,
-            joint_actions_K=((0, 0),),
-            scores_K=(score,),
-            rewards_K=(score.value,),
-        )
-        return task_rows([Tree(task(), (node,), "align", None)], [1])
+        turn = AgentTurn((), (1,), (Completion("a", (1,), True),))
+        root = node([turn] * 2, [Score(sum(own) / 2, by_agent=own)])
+        return task_rows([Tree(task(), (root,), "align", None)], [1])
 
     paid = {(0, 1): (3.0, 3.0), (0,): (5.0, 0.0), (1,): (0.0, 5.0), (): (1.0, 1.0)}
     found = summary({frozenset(c): rows(own) for c, own in paid.items()}, seed=0)

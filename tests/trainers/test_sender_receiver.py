@@ -23,6 +23,7 @@ from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.values import PooledReader, StepValues
 from tests.support.agent_returns import agent_returns
+from tests.support.trees import node
 
 # Rewards of (message, action): the sender must mean something, the receiver must heed it.
 REWARD = torch.tensor([[1.0, -2.0], [0.5, 4.0], [-1.0, 3.0]], dtype=torch.float64)
@@ -38,22 +39,10 @@ def policies() -> tuple[torch.Tensor, torch.Tensor]:
     return sender, receiver
 
 
-def node(actions: Sequence[int], agent: int, parent: int, action: int, message: int) -> Node:
+def acting(actions: Sequence[int], agent: int, parent: int, action: int, message: int) -> Node:
     turn = AgentTurn((), (message,), tuple(Completion("", (a,), True) for a in actions))
-    joint = tuple((g,) for g in range(len(actions)))
-    rewards = tuple(float(REWARD[message, a]) for a in actions) if agent else ()
-    scores = tuple(map(Score, rewards))
-    return Node(
-        turn=1,
-        parent=parent,
-        parent_action=action,
-        agents_N=(turn,),
-        joint_actions_K=joint,
-        scores_K=scores,
-        rewards_K=rewards,
-        terminated=False,
-        first_agent=agent,
-    )
+    rewards = [float(REWARD[message, a]) for a in actions] if agent else []
+    return node([turn], rewards, parent=parent, action=action, first_agent=agent)
 
 
 def trees(sender: torch.Tensor, receiver: torch.Tensor) -> Iterator[tuple[Tree, float]]:
@@ -67,8 +56,8 @@ def trees(sender: torch.Tensor, receiver: torch.Tensor) -> Iterator[tuple[Tree, 
             below = []
             for g, (message, own) in enumerate(zip(messages, groups, strict=True)):
                 probability *= float(answered[message, list(own)].prod())
-                below.append(node(own, 1, 0, g, message))
-            root = node(messages, 0, -1, -1, 0)
+                below.append(acting(own, 1, 0, g, message))
+            root = acting(messages, 0, -1, -1, 0)
             yield Tree(Task("game", {}), (root, *below), "align", None), probability
 
 
@@ -78,14 +67,14 @@ def expected_loss(agent: int, kind: str, table: torch.Tensor, other: torch.Tenso
     total = torch.zeros((), dtype=torch.float64)
     for tree, probability in trees(*pair):
         returns = joint_returns(tree, 0.5)
-        acting = [(n, r) for n, r in zip(tree.nodes, returns, strict=True) if agent in n.acting]
-        for each, returns_K in acting:
+        own_nodes = [(n, r) for n, r in zip(tree.nodes, returns, strict=True) if agent in n.acting]
+        for each, returns_K in own_nodes:
             (own,) = agent_returns(each, returns_K)
             (turn,) = each.agents_N
             advantages = torch.tensor(sibling_advantages(own, kind), dtype=torch.float64)
             logits = table if agent == 0 else table[turn.prompt_ids[0]]
             chosen = [completion.token_ids[0] for completion in turn.completions_G]
-            weight = advantages / len(own) / len(acting)
+            weight = advantages / len(own) / len(own_nodes)
             total = total + probability * policy_gradient(logits.log_softmax(-1)[chosen], weight)
     return total
 
@@ -136,20 +125,9 @@ def chain(written: tuple[int, ...], own: bool) -> Tree:
         each = paid(turn, written[: place + 1]) if agent else (0.0, 0.0)
         scores = (Score(sum(each) / 2, by_agent=each),) if agent else ()
         read = AgentTurn((), (*written[:place], 9), (Completion("", (wrote,), True),))
-        nodes.append(
-            Node(
-                turn=turn,
-                parent=place - 1,
-                parent_action=0 if place else -1,
-                agents_N=(read,),
-                joint_actions_K=((0,),),
-                scores_K=scores,
-                rewards_K=tuple(s.value for s in scores),
-                terminated=False,
-                first_agent=agent,
-                own_rewards_KN=tuple(s.by_agent for s in scores) if own else (),
-            )
-        )
+        where = {"turn": turn, "parent": place - 1, "action": 0 if place else -1}
+        paid_N = tuple(s.by_agent for s in scores) if own else ()
+        nodes.append(node([read], scores, **where, first_agent=agent, own_rewards_KN=paid_N))
     return Tree(Task("game"), tuple(nodes), "align", None)
 
 

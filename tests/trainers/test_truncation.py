@@ -26,11 +26,9 @@ from comlrl.rollout.generation import Generator
 from comlrl.types import (
     AgentTurn,
     Completion,
-    Node,
     Request,
     Row,
     Sampling,
-    Score,
     Task,
     TokenBatch,
     Tree,
@@ -43,6 +41,7 @@ from tests.support.gradients import fast
 from tests.support.plain import relative
 from tests.support.tiny_models import config
 from tests.support.tiny_models import team as team_of
+from tests.support.trees import node
 
 EOS, VOCABULARY, LENGTH = 0, 7, 3
 PROMPT, DRAWS = (3, 5, 1), 3000
@@ -183,19 +182,9 @@ def by_magrpo(
 ):
     """∇L of the trainer's own update on a node with these completions, Â_g = G · weight."""
     count = len(completions)
-    rewards = tuple(count * w for w in weights)
     turn = AgentTurn((), PROMPT, tuple(completions))
-    scores = tuple(map(Score, rewards))
-    node = Node(
-        turn=1,
-        parent=-1,
-        parent_action=-1,
-        agents_N=(turn,),
-        joint_actions_K=tuple((g,) for g in range(count)),
-        scores_K=scores,
-        rewards_K=rewards,
-    )
-    tree = Tree(task("A"), (node,), "align", None)
+    root = node([turn], [count * w for w in weights])
+    tree = Tree(task("A"), (root,), "align", None)
     keys = {"num_generations": count, "advantage": "raw", "entropy_coef": entropy_coef}
     section = config("grpo", num_agents=1, **keys).section
     ((gradient,),) = fast(way.team, section, [tree], sampling=sampling)
@@ -319,16 +308,8 @@ def test_the_gradient_over_what_a_server_left(server, tmp_path, sampling):
             weight.add_(0.2 * noise)
     ((drawn_G,),) = held.sample(asked, sampling)
     sampler.close()
-    node = Node(
-        turn=1,
-        parent=-1,
-        parent_action=-1,
-        agents_N=(AgentTurn((), PROMPT, drawn_G),),
-        joint_actions_K=(),
-        scores_K=(),
-        rewards_K=(),
-    )
-    (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], sampling)
+    root = node([AgentTurn((), PROMPT, drawn_G)])
+    (tree,) = corrected.weigh([Tree(Task("t"), (root,), "align", None)], sampling)
     completions = tree.nodes[0].agents_N[0].completions_G
     found = {completion.token_ids: completion for completion in completions}
     _, drawn = expected_reward(before, sampling, reward)

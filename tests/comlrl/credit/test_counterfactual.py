@@ -10,8 +10,9 @@ import torch
 
 from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import counterfactuals
-from comlrl.types import AgentTurn, Completion, Node, Score, Shape
+from comlrl.types import AgentTurn, Completion, Node, Shape
 from comlrl.update.losses import policy_gradient
+from tests.support import trees
 from tests.support.agent_returns import agent_returns
 from tests.support.grown import Grown
 
@@ -26,18 +27,10 @@ def joint(agents: int, generations: int) -> tuple[tuple[int, ...], ...]:
 
 
 def node(rewards: list[float], actions, answers_NG=((0, 1),) * 3) -> Node:
-    turns = tuple(
+    turns = [
         AgentTurn((), (), tuple(Completion("", (a,), True) for a in own)) for own in answers_NG
-    )
-    return Node(
-        turn=1,
-        parent=-1,
-        parent_action=-1,
-        agents_N=turns,
-        joint_actions_K=actions,
-        scores_K=tuple(map(Score, rewards)),
-        rewards_K=tuple(rewards),
-    )
+    ]
+    return trees.node(turns, rewards, actions)
 
 
 @pytest.mark.parametrize(

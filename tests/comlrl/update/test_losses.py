@@ -15,7 +15,7 @@ from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, explained_variance, moments, standardized
-from comlrl.types import AgentTurn, Completion, Node, Row, Score, Task, Tree
+from comlrl.types import AgentTurn, Completion, Row, Task, Tree
 from comlrl.update.losses import (
     clipped_policy,
     clipped_value,
@@ -30,6 +30,7 @@ from comlrl.update.minibatches import minibatches
 from comlrl.update.per_token import PerToken, advantages_of
 from comlrl.update.policy_update import PolicyUpdate
 from tests.support.plain_chains import chains_of
+from tests.support.trees import node
 from tests.support.turn_credit import turn_credit
 
 ALONE = Processes()
@@ -50,20 +51,15 @@ def tree(
     """A root with one joint action for each reward; ``later``: joint action → its child's reward.
     Every completion of every agent has ``tokens`` tokens."""
 
-    def node(turn: int, parent: int, action: int, values: list[float]) -> Node:
-        completions_G = tuple(Completion("", tuple(range(tokens)), True) for _ in values)
-        return Node(
-            turn=turn,
-            parent=parent,
-            parent_action=action,
-            agents_N=(AgentTurn((), (7, 8), completions_G),) * agents,
-            joint_actions_K=tuple((g,) * agents for g in range(len(values))),
-            scores_K=tuple(Score(v) for v in values),
-            rewards_K=tuple(values),
-        )
+    def turns(count: int) -> list[AgentTurn]:
+        completion = Completion("", tuple(range(tokens)), True)
+        return [AgentTurn((), (7, 8), (completion,) * count)] * agents
 
-    nodes = [node(1, -1, -1, rewards)]
-    nodes += [node(2, 0, action, [value]) for action, value in (later or {}).items()]
+    nodes = [node(turns(len(rewards)), rewards)]
+    nodes += [
+        node(turns(1), [value], turn=2, parent=0, action=action)
+        for action, value in (later or {}).items()
+    ]
     return Tree(Task("t"), tuple(nodes), "align", None)
 
 

@@ -18,10 +18,11 @@ from comlrl.models.team import Team
 from comlrl.rollout.vllm import adapters
 from comlrl.rollout.vllm.servers import Server
 from comlrl.trainers.launch.wiring import vllm
-from comlrl.types import AgentTurn, Completion, Node, Request, Sampling, Task, Tree
+from comlrl.types import AgentTurn, Completion, Request, Sampling, Task, Tree
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import SAMPLING, FakeVLLM, client, kinds, move, requests
 from tests.support.tiny_models import STOPS, config, prompt, team
+from tests.support.trees import node
 
 
 @pytest.fixture
@@ -144,17 +145,8 @@ def test_what_is_held_is_sampled_from_while_weights_move(server, tmp_path):
     sampled_N = held.sample(asked, SAMPLING)
     assert {body["model"] for body in server.asked} == set(old.values())
     turns = [AgentTurn((), asked[i][0].prompt_ids, groups[0]) for i, groups in enumerate(sampled_N)]
-    node = Node(
-        turn=1,
-        parent=-1,
-        parent_action=-1,
-        agents_N=tuple(turns),
-        joint_actions_K=(),
-        scores_K=(),
-        rewards_K=(),
-    )
     corrected = ImportanceWeightedSampler(agents, sampler, cap=1e9)
-    (tree,) = corrected.weigh([Tree(Task("t"), (node,), "align", None)], SAMPLING)
+    (tree,) = corrected.weigh([Tree(Task("t"), (node(turns),), "align", None)], SAMPLING)
     for index, turn in enumerate(tree.nodes[0].agents_N):
         for completion in turn.completions_G:
             ratio = ratio_to(agents, index, asked[index][0], completion)
