@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from comlrl.config.algorithms import SECTIONS
+from tests.support.processes import python
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folders at the top level that links make packages of comlrl.
@@ -247,10 +247,7 @@ def test_what_answers_at_once_is_without_torch():
         "comlrl.rewards.code_rewards, comlrl.external"
     )
     code = f"import sys, {modules}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == []
+    assert python("-c", code).stdout.split() == []
 
 
 # What only a domain may speak of, in the names and texts of the rooms that serve every domain

@@ -34,6 +34,7 @@ from comlrl.trainers.launch.commands import export
 from comlrl.trainers.launch.commands.train import main as train_main
 from comlrl.trainers.launch.wiring.resolved_work import NEEDED
 from comlrl.types import Domain, JointAction
+from tests.support import processes
 from tests.support.documented import programs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,12 +111,8 @@ def small_runs(place: Path) -> Path:
     script, first = ROOT / "train_magrpo.py", place / "outputs" / "magrpo_coopmini_42"
     small = "magrpo.max_steps=1 magrpo.batch_size=1 magrpo.num_generations=2"
     small += " magrpo.max_new_tokens=4 magrpo.eval_num_samples=1"
-    done = subprocess.run(
-        [sys.executable, script, "--config", ROOT / "configs/magrpo_quickstart.yaml",
-         "--override", f"output.dir={first}", *small.split()],
-        capture_output=True, text=True, cwd=place,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    arguments = ["--config", ROOT / "configs/magrpo_quickstart.yaml", "--override"]
+    processes.python(script, *arguments, f"output.dir={first}", *small.split(), cwd=place)
     names = (
         "outputs/magrpo_coopmini_1",
         "outputs/magrpo_coopmini_2",
@@ -295,11 +292,7 @@ def test_the_guesser_of_the_cookbook_reads_the_hint_behind_its_prompt(place):
     out = place / "outputs" / "guess"
     keys = [f"magrpo.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
     keys += [f"output.dir={out}", "lora.r=2", "output.verbose=true"]
-    done = subprocess.run(
-        [sys.executable, "train_magrpo.py", "--config", "guess.yaml", "--override", *keys],
-        capture_output=True, text=True, cwd=place, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    processes.python("train_magrpo.py", "--config", "guess.yaml", "--override", *keys, cwd=place)
     record = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["step"] == 2 * 2 * 4  # tasks × hints × guesses
     assert record["metrics"]["agent_1/completion_length_mean"] <= 2  # the guesser's own limit
@@ -314,11 +307,7 @@ def best_run(place: Path) -> Path:
     out = place / "outputs" / "best_coopmini_42"
     keys = [f"best.{key}={value}" for key, value in (TINY | {"eval_interval": 0}).items()]
     keys += [f"output.dir={out}", "lora.r=2", "best.least_reward=0"]
-    done = subprocess.run(
-        [sys.executable, "train_best.py", "--config", "best.yaml", "--override", *keys],
-        capture_output=True, text=True, cwd=place, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    processes.python("train_best.py", "--config", "best.yaml", "--override", *keys, cwd=place)
     return out
 
 
@@ -326,12 +315,6 @@ def test_the_algorithm_of_the_tutorial_trains(best_run):
     record = json.loads((best_run / "metrics.jsonl").read_text().splitlines()[-1])
     assert record["step"] == 4  # 2 tasks × 2 joint actions
     assert record["update"] == 1 and record["metrics"]["taught_share"] >= 0.5
-
-
-def environment() -> dict[str, str]:
-    import os
-
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def test_rows_of_the_cookbook_are_tasks(place, monkeypatch):

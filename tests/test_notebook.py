@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes import python
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = json.loads((ROOT / "docs/two_minutes.ipynb").read_text(encoding="utf-8"))
@@ -20,12 +19,7 @@ def program() -> str:
 
 
 def run(code: str, folder: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return python("-c", code, cwd=folder, MPLBACKEND="Agg").stdout
 
 
 @pytest.mark.slow

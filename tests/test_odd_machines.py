@@ -28,6 +28,7 @@ from comlrl.trainers.launch.commands import train as execution
 from comlrl.types import JointAction
 from tests.support import tiny_models
 from tests.support.fakes import code_task
+from tests.support.processes import python
 from tests.support.runs import ROOT, Zygote, metrics, small, weights
 
 ODD = str(ROOT / "tests/support/odd_machines.py")
@@ -296,8 +297,8 @@ def test_a_working_directory_that_was_deleted_is_one_line(tmp_path):
     line = f"import os, sys; os.rmdir({str(gone)!r}); sys.path.insert(0, {str(ROOT)!r}); "
     line += "import train_magrpo; from comlrl.trainers.launch.commands import train; "
     line += "sys.exit(train.main('magrpo', None, ['--config', 'magrpo_quickstart', '--dry-run']))"
-    done = subprocess.run([sys.executable, "-c", line], cwd=gone, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    done = python("-c", line, cwd=gone, code=2)
+    assert done.stderr.count("\n") == 1, done.stderr
     assert "working directory" in done.stderr
 
 

@@ -6,8 +6,6 @@ import io
 import json
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +31,8 @@ from comlrl.types import JointAction
 from tests.support.haggling import HAGGLING, ROLES, haggled, make_haggling_run
 from tests.support.html_page import Page
 from tests.support.made_runs import TASK, code_score, logged, node, tree
+from tests.support.processes import python
 
-ROOT = Path(__file__).parents[2]
 NOTHING_OF_CODE = re.compile(r"\b(aux|main of|entry.point|tests?|programs?|compiles|pass\w*)\b")
 
 
@@ -43,11 +41,7 @@ def run_dir(tmp_path_factory) -> Path:
     """With its report, made by a process that has no module `haggling`."""
     folder = make_haggling_run(tmp_path_factory.mktemp("runs") / "haggling_1")
     (folder / "environment.json").unlink()  # it has this test's command
-    done = subprocess.run(
-        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(folder)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python("-m", "comlrl.trainers.launch", "report", folder)
     return folder
 
 

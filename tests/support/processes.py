@@ -1,10 +1,26 @@
-"""Processes that a test started: whether they run, and whom they started."""
+"""Processes that a test starts: how they end, whether they run, and whom they started."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 GONE = (FileNotFoundError, ProcessLookupError)  # the second: it ended between opening and reading
+
+
+def python(
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Return what Python said with these arguments, in a process that ends with ``code``."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def is_running(pid: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from comlrl.builtin import DATASETS
 from comlrl.rewards.arena.shards import NAMES as NAMES_OF_HOLDERS
 from comlrl.rewards.arena.shards import right_answer
-from tests.support.runs import ROOT
+from tests.support.processes import python
 from tools.make_arena import SHIPPED, rows, write_shipped
 
 NAMES = [f"builtin:arena-{game}" for game in SHIPPED]
@@ -65,13 +63,11 @@ def test_rows_of_pairs_are_half_and_half(evaluation):
 
 def test_fresh_rows(tmp_path):
     out = tmp_path / "rows.jsonl"
-    command = [sys.executable, ROOT / "tools/make_arena.py"]
-    options = ["codebook", "--symbols", "4", "--letters", "1", "--num", "6", "--out", str(out)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    options = ["--symbols", "4", "--letters", "1", "--num", "6", "--out", out]
+    python("tools/make_arena.py", "codebook", *options)
     read = [json.loads(line) for line in out.read_text().splitlines()]
     assert read == rows("codebook", 6, symbols=4, letters=1)
     assert [row["symbol"] for row in read] == ["cat", "sun", "key", "boat", "cat", "sun"]
     assert rows("shards", 5, seed=1) == rows("shards", 5, seed=1) != rows("shards", 5, seed=2)
-    done = subprocess.run([*command, "codebook"], capture_output=True, text=True)
-    assert done.returncode == 2 and "--num (at least 1) and --out are needed" in done.stderr
+    done = python("tools/make_arena.py", "codebook", code=2)
+    assert "--num (at least 1) and --out are needed" in done.stderr

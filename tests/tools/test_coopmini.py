@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 import sys
 
 import pytest
@@ -14,7 +13,7 @@ from comlrl.builtin import COOPMINI, COOPMINI_LONG
 from comlrl.rewards.code.conventions import convention, expected_convention
 from comlrl.rewards.code.domain import CODE
 from comlrl.tasks.prompts import Prompts
-from tests.support.runs import ROOT
+from tests.support.processes import python
 from tools.coopmini.operations import DOMAINS, REDUCTIONS, THENS, Operation
 from tools.coopmini.problems import LONG, SHORT, Problem, helper_source, main_source
 from tools.make_coopmini import LONG_MAKER, MAKER, make_rows
@@ -160,9 +159,7 @@ def test_conventions_in_untidy_text():
 def test_fresh_problems_are_new_and_reproducible(tmp_path):
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for file in files:
-        command = [sys.executable, ROOT / "tools/make_coopmini.py"]
-        command += ["--seed", "7", "--num", "30", "--out", str(file)]
-        subprocess.run(command, check=True)
+        python("tools/make_coopmini.py", "--seed", "7", "--num", "30", "--out", file)
     assert files[0].read_bytes() == files[1].read_bytes()
     rows = [json.loads(line) for line in files[0].read_text().splitlines()]
     assert len({row["operations"] for row in rows} - MAKER.shipped()) == len(rows) == 30

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from comlrl.builtin import POSTS
 from comlrl.rewards.writing.writing_reward import WORDS
-from tests.support.runs import ROOT
+from tests.support.processes import python
 from tools.make_posts import (
     MAKER,
     PEOPLE,
@@ -48,12 +46,7 @@ def test_rows(split):
 
 def test_fresh_posts(tmp_path):
     out = tmp_path / "fresh.jsonl"
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools/make_posts.py", "--seed", "7", "--num", "5",
-         "--out", str(out)],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python("tools/make_posts.py", "--seed", "7", "--num", "5", "--out", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows == make_rows(7, 5, MAKER.shipped()) != make_rows(8, 5, MAKER.shipped())
     assert not {row["situation"] for row in rows} & MAKER.shipped()
@@ -62,11 +55,8 @@ def test_fresh_posts(tmp_path):
 def test_all_the_posts_there_are(tmp_path):
     most = len(PEOPLE) * len(TROUBLES) * len(TRIED)
     assert len(make_rows(0, most)) == most
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools/make_posts.py", "--num", str(most), "--out",
-         str(tmp_path / "none.jsonl")],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and not (tmp_path / "none.jsonl").exists()
+    none = tmp_path / "none.jsonl"
+    done = python("tools/make_posts.py", "--num", str(most), "--out", none, code=2)
+    assert not none.exists()
     message = f"error: --num {most}: only {most - 320} such posts exist; ask for fewer\n"
     assert done.stderr == message

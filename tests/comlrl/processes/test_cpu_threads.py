@@ -17,7 +17,8 @@ import torch
 from comlrl.processes import cpu_threads
 from comlrl.processes.cpu_threads import STATE, LoadWatch, idle_cores
 from comlrl.run_files import ENVIRONMENT
-from tests.support.runs import ROOT, small
+from tests.support.processes import python
+from tests.support.runs import small
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -168,26 +169,21 @@ def test_a_number_that_was_given_stays(monkeypatch: pytest.MonkeyPatch, variable
 
 @pytest.mark.slow
 @pytest.mark.skipif(CORES < 2, reason="one core")
-def test_runs_look_at_the_load_when_they_start(tmp_path: Path) -> None:
+def test_runs_look_at_the_load_when_they_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Begun beside others with one thread, continued with it when they have left; an evaluation
     looks for itself."""
     run = tmp_path / "run"
-
-    def started(script: str, *arguments: str, **environment: str) -> str:
-        given = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-        done = subprocess.run(
-            [sys.executable, script, *arguments], cwd=ROOT, env=given | environment,
-            check=True, timeout=300, capture_output=True, text=True,
-        )  # fmt: skip
-        return done.stderr
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def trained(*more: str, **environment: str) -> int:
-        started("train_magrpo.py", *small("magrpo", run), *more, **environment)
+        python("train_magrpo.py", *small("magrpo", run), *more, **environment)
         return json.loads((run / ENVIRONMENT).read_text())["cpu_threads"]
 
     with busy(2 * CORES):
         assert trained("magrpo.max_steps=1") == 1
-        output = started("evaluate.py", "--checkpoint", str(run))
+        output = python("evaluate.py", "--checkpoint", run).stderr
         assert "computing with 1 thread: other programs" in output
     assert trained("magrpo.max_steps=2", "--resume") == 1
     assert trained("magrpo.max_steps=3", "--resume", OMP_NUM_THREADS="2") == 2

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,7 @@ from comlrl.errors import UserError
 from comlrl.programs.command import play_command
 from comlrl.programs.loading import load_program
 from tests.support.played import TASKS, played
-from tests.support.processes import is_running
+from tests.support.processes import is_running, python
 
 CLIENT = """
 import json, sys, openai
@@ -104,13 +102,7 @@ print(sum(episode.score.value for episode in group.episodes_G))
 
 def limited(soft: int, hard: int, at_once: int, what: str) -> float:
     """The sum of the rewards of episodes in a process that may have so many files open."""
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(soft), str(hard), str(at_once), what],
-        cwd=root, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(root)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+    return float(python("-c", LIMITED, str(soft), str(hard), str(at_once), what).stdout)
 
 
 def test_more_episodes_than_the_process_may_have_files_for():

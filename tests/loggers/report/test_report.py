@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +29,9 @@ from comlrl.loggers.views.code import python
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
 from comlrl.trainers.launch.commands.report import main
+from tests.support import processes
 from tests.support.html_page import Page
 from tests.support.made_runs import logged, make_run
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +78,12 @@ def test_the_command_makes_the_page_anew_from_the_directory_alone(run_dir, tmp_p
     shutil.copytree(run_dir, moved)
     before = (moved / "report.html").read_text()
     (moved / "report.html").unlink()
-    done = subprocess.run(
-        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(moved)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    processes.python("-m", "comlrl.trainers.launch", "report", moved)
     assert (moved / "report.html").read_text() == before
 
 
 def test_a_directory_without_a_run_is_one_line_and_exit_code_2(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "comlrl.trainers.launch", "report", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2
+    done = processes.python("-m", "comlrl.trainers.launch", "report", tmp_path, code=2)
     assert done.stderr == f"error: {tmp_path}: not a run directory; it contains no metrics.jsonl\n"
 
 
@@ -425,7 +415,7 @@ def test_runs_that_write_no_report_do_not_import_matplotlib():
         "import sys, comlrl.loggers, comlrl.loggers.model_card, comlrl.loggers.report.write;"
         "sys.exit('matplotlib' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+    processes.python("-c", code)
 
 
 def test_values_that_no_axis_can_show_are_left_out(tmp_path):

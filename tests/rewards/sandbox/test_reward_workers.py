@@ -18,7 +18,7 @@ from comlrl.rewards.sandbox import levels, pool
 from comlrl.rewards.sandbox.launch import SandboxError
 from comlrl.types import JointAction
 from tests.support.fakes import code_task
-from tests.support.processes import children, is_running
+from tests.support.processes import children, is_running, python
 from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
@@ -167,11 +167,8 @@ reward.score([JointAction(task, ("def f(x): return x",))])
 print(*[worker.process.pid for worker in reward.pool.workers], flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 2, done.stderr
+    pids = [int(pid) for pid in python("-c", program, code=-signal.SIGKILL).stdout.split()]
+    assert len(pids) == 2
     deadline = time.monotonic() + 60
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline
@@ -180,9 +177,8 @@ os.kill(os.getpid(), 9)
 
 def test_workers_import_nothing_heavy():
     program = "import sys; import comlrl.rewards.sandbox.judge; print(*sys.modules)"
-    command = [sys.executable, "-S", "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    modules = {name.partition(".")[0] for name in done.stdout.split()}
+    loaded = python("-S", "-c", program).stdout.split()
+    modules = {name.partition(".")[0] for name in loaded}
     assert modules <= set(sys.stdlib_module_names) | {"comlrl", "__main__"}
 
 

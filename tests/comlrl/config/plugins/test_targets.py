@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from comlrl.config.plugins.arguments import keywords
 from comlrl.config.plugins.targets import TargetError, check_methods, load
 from comlrl.errors import UserError
 from comlrl.types import Reward
+from tests.support.processes import python
 
-ROOT = Path(__file__).parents[4]
 Write = Callable[..., Path]
 
 
@@ -265,7 +264,4 @@ def test_a_missing_argument():
 def test_targets_are_without_torch():
     modules = "comlrl.config.plugins.targets, comlrl.config.plugins.arguments"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout == "False\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from comlrl.errors import UserError
 from comlrl.trainers.launch.__main__ import COMMANDS, main
 from comlrl.trainers.launch.checks.shipped import CONFIGS, config_file
 from comlrl.trainers.launch.commands.search import read_sweep
+from tests.support.processes import python
 
 ROOT = Path(__file__).parents[4]
 
@@ -89,10 +88,6 @@ def test_a_shipped_sweep_runs_without_the_scripts():
 
 def test_a_dry_run_elsewhere():
     """What a sweep starts, in its own process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "comlrl.trainers.launch", "train", "shppo", "--config",
-         "configs/shppo_quickstart.yaml", "--dry-run"],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    train = ["-m", "comlrl.trainers.launch", "train", "shppo"]
+    done = python(*train, "--config", "configs/shppo_quickstart.yaml", "--dry-run")
     assert "joint actions" in done.stdout

@@ -7,8 +7,6 @@ import itertools
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +30,7 @@ from comlrl.trainers.launch.wiring.weights import locate, run_algorithm
 from comlrl.types import JointAction, Reward, Score
 from tests.support.fakes import code_task
 from tests.support.made_runs import TASK, node, tree
+from tests.support.processes import python
 from tests.support.runs import state
 
 ROOT = Path(__file__).parents[4]
@@ -418,12 +417,12 @@ def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, message,
     assert error.count("\n") == 1
 
 
+WITHOUT_TORCH = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
+
+
 def test_refusing_to_cross_loads_nothing_heavy(runs, tmp_path):
     other = _like(runs[1], tmp_path / "other", magrpo__num_agents=3)
-    code = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
-    command = [sys.executable, "-c", code, "--cross-play", str(runs[0]), str(other)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
+    python("-c", WITHOUT_TORCH, "--cross-play", runs[0], other, code=2)
 
 
 def test_all_of_the_evaluation_split_by_default(runs):
@@ -478,10 +477,9 @@ def test_files_tell_what_was_evaluated_and_keep_each_other(runs, tmp_path, monke
 
 
 def test_a_mistake_is_answered_before_torch_loads():
-    code = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
-    command = [sys.executable, "-c", code, "--config", QUICK, "--override", "magrpo.num_agents=x"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: magrpo.num_agents")
+    wrong = ["--config", QUICK, "--override", "magrpo.num_agents=x"]
+    done = python("-c", WITHOUT_TORCH, *wrong, code=2)
+    assert done.stderr.startswith("error: magrpo.num_agents")
 
 
 def test_a_run_without_weights_says_how_to_keep_them(tmp_path):
@@ -587,13 +585,12 @@ def test_bootstrap_interval_against_a_plain_loop():
 
 @pytest.mark.slow
 def test_evaluating_a_run_gives_what_its_training_ended_with(tmp_path):
-    command = [
-        sys.executable, "train_magrpo.py", "--config", QUICK, "--override",
+    python(
+        "train_magrpo.py", "--config", QUICK, "--override",
         f"output.dir={tmp_path}", "magrpo.max_steps=2", "magrpo.batch_size=4",
         "magrpo.num_generations=4", "magrpo.eval_num_samples=6", "magrpo.eval_interval=2",
         "magrpo.eval_answers=2",
-    ]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    )  # fmt: skip
     ended = json.loads((tmp_path / "summary.json").read_text())["eval_end"]
     twice = ["--samples", "2", "--k", "1,2", "--override", "magrpo.eval_num_samples=6"]
     found = _evaluate(tmp_path / "evaluation.json", "--checkpoint", str(tmp_path), *twice)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -18,6 +14,7 @@ from comlrl.errors import UserError
 from comlrl.trainers.launch.commands import export
 from comlrl.trainers.launch.commands.evaluation_plan import make_plan, parse_arguments
 from comlrl.trainers.launch.wiring import init_from, own_algorithm, weights
+from tests.support.processes import python
 from tests.support.tiny_models import config
 
 
@@ -122,12 +119,7 @@ def test_a_class_of_the_script_itself_is_found_in_a_copy_of_it(tmp_path):
     script, run = tmp_path / "train-it.py", tmp_path / "run"
     script.write_text(SCRIPT)
     run.mkdir()
-    subprocess.run(
-        [sys.executable, str(script), str(run)],
-        check=True,
-        cwd=Path(__file__).parents[4],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
-    )
+    python(script, run)
     script.unlink()
     (run / "config.yaml").write_text("scripted: {least: 3}\n")
     section = weights.load_run(run).section
