@@ -58,6 +58,12 @@ def start(cluster: Path, *arguments: str, **environment: str) -> subprocess.Pope
     )  # fmt: skip
 
 
+def ended(run: subprocess.Popen[str], code: int = 0) -> str:
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == code, output
+    return output
+
+
 def heard(cluster: Path) -> list[str]:
     return (cluster / "arguments").read_text().splitlines()
 
@@ -66,8 +72,7 @@ def test_one_machine(cluster: Path) -> None:
     run = start(
         cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", "seed=7", SLURM_GPUS_ON_NODE="4"
     )
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output
+    ended(run)
     assert heard(cluster) == [
         "-m torch.distributed.run --standalone --nproc_per_node 4 train_magrpo.py "
         "--config c.yaml --resume --override output.dir=runs/a seed=7"
@@ -77,8 +82,7 @@ def test_one_machine(cluster: Path) -> None:
 def test_several_machines(cluster: Path) -> None:
     nodes = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8"}
     run = start(cluster, "slurm_multinode.sh", "ppo", "c.yaml", "runs/a", **nodes)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output
+    ended(run)
     (line,) = heard(cluster)
     assert "--nnodes 2 --nproc_per_node 8 --rdzv_id 77" in line
     assert "--rdzv_endpoint n1:20077 train_ppo.py --config c.yaml --resume" in line
@@ -100,8 +104,7 @@ def test_servers_on_some_gpus_and_training_on_the_others(cluster: Path) -> None:
         cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a", "seed=7",
         CUDA_VISIBLE_DEVICES="4,5,6,7", VLLM_ARGUMENTS="--max-model-len 2048", MAX_LORAS="8",
     )  # fmt: skip
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output
+    ended(run)
     assert heard(cluster) == [
         "-m torch.distributed.run --standalone --nproc_per_node 2 train_magrpo.py --config c.yaml "
         "--resume --override output.dir=runs/a generation.backend=vllm "
@@ -154,8 +157,7 @@ def test_a_port_that_is_taken_is_reported_before_a_server_starts(cluster: Path) 
             cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a",
             CUDA_VISIBLE_DEVICES="0,1", FIRST_PORT=port,
         )  # fmt: skip
-        output, _ = run.communicate(timeout=300)
-    assert run.returncode == 1
+        output = ended(run, 1)
     assert f"error: port {port} is taken; set FIRST_PORT to the first of 1 free ones" in output
     assert not (cluster / "servers").exists() and not (cluster / "arguments").exists()
 
@@ -173,8 +175,7 @@ def test_jobs_of_neighboring_numbers_share_no_port(cluster: Path, job: str) -> N
             CUDA_VISIBLE_DEVICES=",".join(map(str, range(17))), SERVERS="16",
             SLURM_JOB_ID=str(number),
         )  # fmt: skip
-        output, _ = run.communicate(timeout=300)
-        assert run.returncode == 0, output
+        ended(run)
         lines = _until_ended(cluster / "servers", 32)
         ports += [int(line.split("--port ")[1].split()[0]) for line in lines if "--port" in line]
     assert len(set(ports)) == len(ports) == 32 and min(ports) >= 8000 and max(ports) < 24000
@@ -184,8 +185,7 @@ def test_servers_need_gpus_beside_the_training(cluster: Path) -> None:
     run = start(
         cluster, "slurm_vllm.sh", "Qwen/M", "magrpo", "c.yaml", "runs/a", CUDA_VISIBLE_DEVICES="0"
     )
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 2 and "1 GPUs for 0 servers" in output
+    assert "1 GPUs for 0 servers" in ended(run, 2)
 
 
 def _tool(cluster: Path, name: str, text: str) -> None:
@@ -204,16 +204,12 @@ def _until_ended(file: Path, count: int) -> list[str]:
 def test_an_array_task_runs_its_line(cluster: Path) -> None:
     (cluster / "lines").write_text("seed=1 ppo.clip_range=0.1\nseed=2 ppo.clip_range=[1,2]\n")
     arguments = ("slurm_array.sh", "ppo", "c.yaml", "lines", "runs/s")
-    run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="2")
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, output
+    ended(start(cluster, *arguments, SLURM_ARRAY_TASK_ID="2"))
     assert heard(cluster) == [
         "train_ppo.py --config c.yaml --resume --override seed=2 ppo.clip_range=[1,2] "
         "output.dir=runs/s/2"
     ]
-    run = start(cluster, *arguments, SLURM_ARRAY_TASK_ID="3")
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 2 and "no line 3" in output
+    assert "no line 3" in ended(start(cluster, *arguments, SLURM_ARRAY_TASK_ID="3"), 2)
 
 
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
@@ -224,22 +220,17 @@ def test_warned_it_saves_and_goes_back_into_the_queue(
     while not (cluster / "arguments").exists():
         time.sleep(0.02)
     run.send_signal(number)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 143, output
+    ended(run, 143)
     assert heard(cluster)[1:] == ["saved", *(["scontrol requeue 77"] if requeued else [])]
 
 
 def test_a_run_that_fails_is_not_put_back(cluster: Path) -> None:
     python = cluster / ".venv/bin/python"
     python.write_text("#!/bin/bash\necho failed >> arguments\nexit 2\n")
-    run = start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a")
-    run.communicate(timeout=300)
-    assert run.returncode == 2
+    ended(start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a"), 2)
     assert heard(cluster) == ["failed"]
 
 
 @pytest.mark.parametrize("script", ["slurm_train.sh", "slurm_multinode.sh", "slurm_array.sh"])
 def test_usage(cluster: Path, script: str) -> None:
-    run = start(cluster, script)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 2 and output.startswith("usage: sbatch")
+    assert ended(start(cluster, script), 2).startswith("usage: sbatch")

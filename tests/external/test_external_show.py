@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -21,70 +20,62 @@ ROW = {
 }
 
 
-class Shown(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Show = Callable[..., Shown]
+Show = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
 def show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Show:
-    """The tool, called in a folder with a row and an answer to it."""
+    """The tool, called in a folder with a row and an answer to it: its output and its errors."""
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (tmp_path / "aux.py").write_text("def aux(n):\n    return n\n")
     (tmp_path / "main.py").write_text("def pick(n):\n    m = aux(n)\n    return m + 1\n")
     monkeypatch.chdir(tmp_path)
 
-    def shown(*options: str) -> Shown:
-        code = show_prompts.main(["--override", "dataset.name=rows.jsonl", *options])
-        return Shown(code, *capsys.readouterr())
+    def shown(*options: str, code: int = 0) -> tuple[str, str]:
+        found = show_prompts.main(["--override", "dataset.name=rows.jsonl", *options])
+        output, errors = capsys.readouterr()
+        assert found == code, errors
+        return output, errors
 
     return shown
 
 
 def test_every_mode_is_printed_for_every_agent_and_turn(show: Show) -> None:
     modes = ("level_feedback", "level_passed", "passed", "plain")
-    shown = show("--completions", "aux.py", "main.py", "--mode", *modes)
-    assert shown.returncode == 0, shown.stderr
+    shown, _ = show("--completions", "aux.py", "main.py", "--mode", *modes)
     # 0.4 + 0.6 + 0.5 for both definitions and syntax; 3 + 1 ≠ 6, so no test and no aux terms.
-    assert "reward of turn 1: 1.50" in shown.stdout
+    assert "reward of turn 1: 1.50" in shown
     for mode in modes:
         for turn in (1, 2):
             for role in ("aux", "main"):  # the keys of `prompts`
-                assert f"════ {mode} · turn {turn} · {role}\n" in shown.stdout
-    assert "Failed: assert pick(3) == 6\n" in shown.stdout
-    assert "`aux`: used.\nWrite a revised `pick`, code only" in shown.stdout
+                assert f"════ {mode} · turn {turn} · {role}\n" in shown
+    assert "Failed: assert pick(3) == 6\n" in shown
+    assert "`aux`: used.\nWrite a revised `pick`, code only" in shown
 
 
 def test_a_configurations_own_prompts_are_printed(show: Show) -> None:
     own = ["prompts.system=Be short.", "prompts.aux={problem} Help {entry_point}."]
-    shown = show(*own, "prompts.revision=Once more, {name}.")
-    assert shown.returncode == 0, shown.stderr
-    assert "turn 1 · aux\nBe short.\n\ndef pick(n):" in shown.stdout
-    assert "Help pick.\n\n" in shown.stdout and "turn 2" not in shown.stdout
+    shown, _ = show(*own, "prompts.revision=Once more, {name}.")
+    assert "turn 1 · aux\nBe short.\n\ndef pick(n):" in shown
+    assert "Help pick.\n\n" in shown and "turn 2" not in shown
     own += ["prompts.revision=Once more, {name}.", "--mode", "passed", "--completions"]
-    shown = show(*own, "aux.py", "main.py")
-    assert "level" in shown.stdout and "\nOnce more, pick.\n\n" in shown.stdout
+    shown, _ = show(*own, "aux.py", "main.py")
+    assert "level" in shown and "\nOnce more, pick.\n\n" in shown
 
 
 def test_agents_in_order_are_shown_with_what_they_read(show: Show) -> None:
-    shown = show("magrpo.turn_order=sequential", "--completions", "aux.py", "main.py")
-    assert shown.returncode == 0, shown.stderr
-    first, second = shown.stdout.split("· turn 2 · aux")
+    shown, _ = show("magrpo.turn_order=sequential", "--completions", "aux.py", "main.py")
+    first, second = shown.split("· turn 2 · aux")
     assert first.count("def aux(n):\n    return n\n```\n\nWrite `def pick(n):`") == 1
     assert second.count("```\ndef aux(n):") == 1  # main's own past; its present is not known yet
     assert second.rstrip().endswith("(the texts of the agents before it in this turn come here)")
 
 
 def test_a_task_that_is_not_there_is_one_line(show: Show) -> None:
-    shown = show("--task", "7", "--completions", "aux.py", "main.py")
-    assert shown.returncode == 2
-    assert shown.stderr == "error: --task: '7' is not among the 1 rows of the split\n"
+    _, errors = show("--task", "7", "--completions", "aux.py", "main.py", code=2)
+    assert errors == "error: --task: '7' is not among the 1 rows of the split\n"
 
 
 TEMPLATE = (
@@ -100,18 +91,15 @@ def test_the_chat_template_is_shown_with_the_system_message_that_it_adds(
     file = tmp_path / "chat" / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
     own = ["agent_model.name=chat", "prompts.aux={problem} Help.", "prompts.main=Write {name}."]
-    shown = show(*own)
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout == (
+    shown, _ = show(*own)
+    assert shown == (
         "════ level_feedback · turn 1 · aux\n<|system|>You help.\n<|user|>def pick(n):\n"
         "    '''Twice n.''' Help.\n<|assistant|>```python\ndef aux(n):\n"
         "════ level_feedback · turn 1 · main\n<|system|>You help.\n"
         "<|user|>Write pick.\n<|assistant|>```python\ndef pick(n):\n"
     )
-    shown = show(*own, "prompts.system=Be short.")
-    assert (
-        "aux\n<|system|>Be short.\n<|user|>def" in shown.stdout and "You help" not in shown.stdout
-    )
+    shown, _ = show(*own, "prompts.system=Be short.")
+    assert "aux\n<|system|>Be short.\n<|user|>def" in shown and "You help" not in shown
 
 
 DOMAIN = """
@@ -131,8 +119,7 @@ class Mine(Domain):
 def test_a_domain_of_ones_own_that_fails_is_one_line(show: Show, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(DOMAIN)
     (tmp_path / "c.yaml").write_text("domain: 'mine:Mine'\nmagrpo: {}\n")
-    shown = show("--config", "c.yaml")
-    assert shown.returncode == 2
-    notice, error = shown.stderr.splitlines()
+    _, errors = show("--config", "c.yaml", code=2)
+    notice, error = errors.splitlines()
     assert notice.startswith("notice: prompts of")
     assert error.startswith("error: domain: 'mine:Mine' returned no `text` for task 'T/0'")

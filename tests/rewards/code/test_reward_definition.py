@@ -41,12 +41,6 @@ def test_what_main_earns(scores, name):
     assert facts.total == pytest.approx(CASES[name][1]), facts.program
 
 
-@pytest.fixture(scope="module")
-def reward():
-    with CodeReward(workers=1) as reward:
-        yield reward
-
-
 def value(reward, aux: str, main: str) -> float:
     return reward.score([JointAction(TASK, (aux, main))])[0].value
 

@@ -33,12 +33,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def reward():
-    with CodeReward(workers=2) as reward:
-        yield reward
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_humaneval_problem(reward, problems, variant):

@@ -19,12 +19,6 @@ AUX = "def aux(v):\n    return v * v\n"
 WORK = "\n    return x * x + 5\n"
 
 
-@pytest.fixture(scope="module")
-def reward():
-    with CodeReward(workers=2) as reward:
-        yield reward
-
-
 def scored(reward, *texts: str):
     facts = reward.score([JointAction(TASK, texts)])[0].facts
     assert facts.passed_all, (facts.program, facts.outcomes)

@@ -109,12 +109,6 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def reward():
-    with CodeReward(workers=2) as reward:
-        yield reward
-
-
 def facts(reward, *texts: str):
     return reward.score([JointAction(TASK, texts)])[0].facts
 
