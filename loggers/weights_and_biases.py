@@ -51,18 +51,14 @@ def connect(
                 return None
         except Exception as error:  # of wandb's and its readers' many kinds
             mode = _unreachable(error)
-    try:
-        return WandbLogger(section, settings, domain, run_dir, resume, mode)
-    except Exception as error:
-        failed = error
-    if mode != "offline":
-        mode = _unreachable(failed)
+    while True:
         try:
             return WandbLogger(section, settings, domain, run_dir, resume, mode)
         except Exception as error:
-            failed = error
-    _say(f"off: {_reason(failed)}")
-    return None
+            if mode == "offline":
+                _say(f"off: {_reason(error)}")
+                return None
+            mode = _unreachable(error)
 
 
 class WandbLogger(Logger):

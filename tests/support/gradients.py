@@ -1,8 +1,8 @@
-"""Gradients of MAGRPO's batched, packed update."""
+"""Gradients that trainers' optimizers are given."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -13,8 +13,26 @@ from comlrl.models.team import Team
 from comlrl.trainers.magrpo import MAGRPOTrainer
 from comlrl.types import Sampling, Tree
 from comlrl.update.minibatches import Span
+from comlrl.update.optimizer import AgentOptimizer
 
 SAMPLING = Sampling(0.8, 16)
+
+
+def kept(
+    optimizers: Iterable[AgentOptimizer], steps: bool = False
+) -> dict[int, list[list[torch.Tensor | None]]]:
+    """The gradients of each agent's parameters, at each step of its optimizer from now on; the
+    step itself is made where ``steps`` says so."""
+    found: dict[int, list[list[torch.Tensor | None]]] = {}
+    for optimizer in optimizers:
+
+        def step(progress: float, optimizer=optimizer, made=optimizer.step) -> float:
+            gradients = [None if p.grad is None else p.grad.clone() for p in optimizer.parameters]
+            found.setdefault(optimizer.agent, []).append(gradients)
+            return made(progress) if steps else 0.0
+
+        optimizer.step = step  # type: ignore[method-assign]
+    return found
 
 
 def fast(

@@ -33,6 +33,7 @@ from comlrl.trainers.madpo import MADPOTrainer
 from comlrl.types import Completion, Message, Sampling
 from tests.support import loops
 from tests.support.fakes import task
+from tests.support.gradients import kept
 from tests.support.runs import state
 from tests.support.tiny_models import EOS, VOCABULARY, config, prompt, team
 from tests.support.tiny_trainers import Recorder
@@ -148,18 +149,9 @@ def written_gradient(agents, index: int, pairs, beta, smoothing, reference) -> l
 
 def update_gradients(made: MADPOTrainer, pairs=PAIRS) -> dict[int, list[torch.Tensor | None]]:
     """What each agent's optimizer is given; no step is made."""
-    found: dict[int, list[torch.Tensor | None]] = {}
-    for index, optimizer in made.optimizers.items():
-
-        def step(progress: float, index=index, optimizer=optimizer) -> float:
-            found[index] = [
-                None if p.grad is None else p.grad.clone() for p in optimizer.parameters
-            ]
-            return 0.0
-
-        optimizer.step = step  # type: ignore[method-assign]
+    found = kept(made.optimizers.values())
     made._update(pairs, Sums(), 0.0)
-    return found
+    return {index: own for index, (own,) in found.items()}
 
 
 @pytest.mark.sample(2)

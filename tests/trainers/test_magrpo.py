@@ -13,6 +13,7 @@ from comlrl.models.rows import pack
 from comlrl.processes.statistics import Sums
 from comlrl.types import Row
 from comlrl.update.policy_update import PolicyUpdate
+from tests.support.gradients import kept
 from tests.support.runs import ROOT, metrics
 from tests.support.tiny_trainers import build, share_of_letters
 
@@ -36,23 +37,17 @@ def test_as_long_as_nothing_moves_every_ratio_is_exactly_one(kind, size, tmp_pat
     assert metrics["approx_kl"] == metrics["clip_fraction"] == 0.0
 
 
-def test_the_first_update_is_that_of_a_single_pass(tmp_path, monkeypatch):
+def test_the_first_update_is_that_of_a_single_pass(tmp_path):
     weights = {}
     for passes in (1, 2):
         trainer = build(
             "magrpo", tmp_path / str(passes), share_of_letters, kl_coef=0.1, max_steps=1,
             update_epochs=passes, agent_model__torch_dtype="float64",
         )  # fmt: skip
-        optimizer, found = trainer.optimizers[0], []
-
-        def step(progress, optimizer=optimizer, found=found, made=optimizer.step):
-            found.append([p.grad.clone() for p in optimizer.parameters])
-            return made(progress)
-
-        monkeypatch.setattr(optimizer, "step", step)
+        found = kept(trainer.optimizers[:1], steps=True)
         trainer.train()
-        assert len(found) == trainer.loop.counters.updates == passes
-        weights[passes] = found[0]
+        assert len(found[0]) == trainer.loop.counters.updates == passes
+        weights[passes] = found[0][0]
     for one, other in zip(weights[1], weights[2], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-15)
 

@@ -11,6 +11,7 @@ from comlrl.keyed import order
 from comlrl.loop import checkpoint
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.types import Score
+from tests.support.gradients import kept
 from tests.support.tiny_trainers import build, tasks
 
 COUNT, SIZE, STEPS = 12, 3, 4  # tasks, those of a step, steps
@@ -94,30 +95,16 @@ def weights(trainer):
 def test_an_update_is_that_of_the_live_tasks_alone(tmp_path):
     """Dead tasks count neither in the sum nor in what it is divided by."""
     refilled = made(tmp_path / "refilled", refill=9, max_steps=1, num_train_epochs=None)
-    gradients = []
-
-    def noted(trainer):
-        for optimizer in trainer.optimizers:
-            step = optimizer.step
-
-            def taken(progress, optimizer=optimizer, step=step):
-                gradients.append([p.grad.clone() for p in optimizer.parameters])
-                return step(progress)
-
-            optimizer.step = taken
-
-    noted(refilled)
+    found = kept(refilled.optimizers, steps=True)
     refilled.train()
     live = [name for call in refilled.rollout.reward.calls for name in call if name not in DEAD]
     assert len(live) == SIZE
     plain = made(tmp_path / "plain", max_steps=1)
-    noted(plain)
+    plainly = kept(plain.optimizers, steps=True)
     wanted = [next(task for task in tasks(COUNT) if task.task_id == name) for name in live]
     plain.loop.schedule = TaskSchedule(wanted, SIZE, None, plain.loop.schedule.seed)
     plain.train()
-    half = len(gradients) // 2
-    for one, other in zip(gradients[:half], gradients[half:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found, plainly, rtol=1e-4, atol=1e-7)
 
 
 def test_where_nothing_differs_a_step_is_as_without_refill(tmp_path):
