@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import until
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
 PYTHON = """#!/bin/bash
@@ -217,8 +219,7 @@ def test_warned_it_saves_and_goes_back_into_the_queue(
     cluster: Path, number: int, requeued: bool
 ) -> None:
     run = start(cluster, "slurm_train.sh", "magrpo", "c.yaml", "runs/a", STAND_IN_TENTHS="300")
-    while not (cluster / "arguments").exists():
-        time.sleep(0.02)
+    until((cluster / "arguments").exists, run)
     run.send_signal(number)
     ended(run, 143)
     assert heard(cluster)[1:] == ["saved", *(["scontrol requeue 77"] if requeued else [])]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +23,19 @@ def python(
     )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> None:
+    """Wait for a condition, while ``process`` runs."""
+    limit = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < limit and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def gone(pids: Iterable[int]) -> bool:
+    """Return whether none of these processes runs any more."""
+    return not any(map(is_running, pids))
 
 
 def is_running(pid: int) -> bool:

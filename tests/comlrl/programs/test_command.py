@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -15,7 +14,7 @@ from comlrl.errors import UserError
 from comlrl.programs.command import play_command
 from comlrl.programs.loading import load_program
 from tests.support.played import TASKS, played
-from tests.support.processes import is_running, python
+from tests.support.processes import gone, python, until
 
 CLIENT = """
 import json, sys, openai
@@ -70,10 +69,7 @@ time.sleep(600)
         if len(children) >= 2:
             break
     assert len(children) >= 2
-    deadline = time.monotonic() + 60
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_running, children))
+    until(lambda: gone(children))
 
 
 LIMITED = """

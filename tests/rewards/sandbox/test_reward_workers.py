@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from comlrl.rewards.sandbox import levels, pool
 from comlrl.rewards.sandbox.launch import SandboxError
 from comlrl.types import JointAction
 from tests.support.fakes import code_task
-from tests.support.processes import children, is_running, python
+from tests.support.processes import children, gone, python, until
 from tests.support.sandbox import workers
 
 ROOT = Path(__file__).parents[3]
@@ -86,8 +85,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
 
 def kill_at_work(worker: pool._Worker) -> None:
     """Ends a worker once it has been handed a program."""
-    while not worker.jobs:
-        time.sleep(0.01)
+    until(lambda: worker.jobs)
     os.kill(worker.process.pid, signal.SIGKILL)
 
 
@@ -114,8 +112,7 @@ def test_a_dead_sandbox_is_replaced_unnoticed():
         interpreters = children(judge)
         for pid in interpreters:
             os.kill(pid, signal.SIGKILL)
-        while any(map(is_running, interpreters)):
-            time.sleep(0.01)
+        until(lambda: gone(interpreters))
         assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
         assert workers(reward)[0].process.pid == judge
 
@@ -169,10 +166,7 @@ os.kill(os.getpid(), 9)
 """
     pids = [int(pid) for pid in python("-c", program, code=-signal.SIGKILL).stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 60
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: gone(pids))
 
 
 def test_workers_import_nothing_heavy():

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from comlrl.errors import UserError
 from comlrl.rollout.vllm import processes
 from comlrl.rollout.vllm.processes import ServerProcess, free_port
-from tests.support.processes import is_running
+from tests.support.processes import gone, is_running, until
 
 SCRIPT = """
 import http.server, json, os, sys
@@ -48,20 +48,13 @@ def start(ids: Path) -> ServerProcess:
     return ServerProcess(command, f"http://127.0.0.1:{port}", ids.with_name("log"))
 
 
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-
-
 def test_a_server_answers_until_it_is_stopped(ids):
     server = start(ids)
     server.wait(120)
     helper, pid, allows = map(int, ids.read_text().split())
     assert allows == 1 and is_running(helper) and is_running(pid)
     server.stop()
-    until(lambda: not is_running(helper) and not is_running(pid))
+    until(lambda: gone((helper, pid)))
 
 
 def test_a_server_ends_with_a_killed_run(ids):
@@ -76,7 +69,7 @@ def test_a_server_ends_with_a_killed_run(ids):
     helper, pid, _ = map(int, ids.read_text().split())
     os.kill(run, signal.SIGKILL)
     os.waitpid(run, 0)
-    until(lambda: not is_running(helper) and not is_running(pid))
+    until(lambda: gone((helper, pid)))
 
 
 def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch):

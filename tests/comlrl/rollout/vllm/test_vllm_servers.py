@@ -20,6 +20,7 @@ from comlrl.rollout.vllm.servers import LAST_WAIT, Servers, rank
 from comlrl.types import Request, Sampling
 from comlrl.update.importance import ImportanceWeightedSampler
 from tests.support.fake_vllm import FakeVLLM, client, kinds, move, requests
+from tests.support.processes import until
 from tests.support.tiny_models import folder as model_folder
 from tests.support.tiny_models import prompt, team
 
@@ -116,7 +117,7 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
     gone.asked.clear()
     gone.before = lambda body: gone.events.append(("ask", body["model"]))
     refusing = False
-    wait_for(lambda: not sampler.servers_N[0].away)
+    until(lambda: not sampler.servers_N[0].away)
     sampler.sample([requests(0, 8), requests(1, 8)], SHORT)
     assert asked(gone)
     events = [what for what, _ in gone.events]
@@ -126,13 +127,6 @@ def test_a_server_that_was_away_is_brought_up_to_date_first(three, tmp_path, cap
     errors = capfd.readouterr().err
     assert errors.count("it is left out until it answers, 1 of 2 servers continue") == 1
     assert errors.count(f"'{gone.url}' answers again") == 1
-
-
-def wait_for(condition) -> None:
-    pause, tries = threading.Event(), 0
-    while not condition():
-        pause.wait(0.01)
-        assert (tries := tries + 1) < 6000
 
 
 # Servers that die
@@ -152,7 +146,7 @@ def test_what_a_dead_server_was_asked_is_sampled_by_the_others(three, tmp_path, 
     assert errors.count("notice: ") == 1
     assert "it is left out until it answers, 2 of 3 servers continue" in errors
     dead.start()
-    wait_for(lambda: not own.servers_N[0].away)
+    until(lambda: not own.servers_N[0].away)
     assert kinds(dead)[2:] == ["load agent_0", "load agent_1"]
     for number in range(100):  # each is the dead one's with a third
         sampler.sample([[Request(prompt("x"), ((0,),), task_id=f"{number}")], []], SHORT)
@@ -195,13 +189,13 @@ def test_a_run_that_was_asked_to_end_waits_for_no_server_that_is_away(three, tmp
     (dead, *_), torn = three, threading.Event()
     dead.before = lambda body: body["model"] != "base" and torn.wait(60)
     sampler, asked_to_end, errors = ending_soon(dead, tmp_path)
-    wait_for(lambda: len(asked(dead)) == 2)
+    until(lambda: len(asked(dead)) == 2)
     stopping = threading.Thread(target=dead.stop)
     stopping.start()
-    wait_for(lambda: sampler.servers_N[0].away)
+    until(lambda: sampler.servers_N[0].away)
     assert not errors
     asked_to_end.set()
-    wait_for(lambda: errors)
+    until(lambda: errors)
     torn.set()
     stopping.join()
     assert errors[0].startswith("generation.vllm_url: ")
@@ -216,11 +210,11 @@ def test_a_run_that_was_asked_to_end_waits_not_long_for_a_silent_server(
     (silent, *_), over = three, threading.Event()
     silent.before = lambda body: body["model"] != "base" and over.wait(60)
     sampler, asked_to_end, errors = ending_soon(silent, tmp_path)
-    wait_for(lambda: len(asked(silent)) == 2)
+    until(lambda: len(asked(silent)) == 2)
     threading.Event().wait(0.6)
     assert not errors
     asked_to_end.set()
-    wait_for(lambda: errors)
+    until(lambda: errors)
     over.set()
     assert errors == [
         f"generation.vllm_url: '{silent.url}': no answer for 0.3 s since the run was asked to end"

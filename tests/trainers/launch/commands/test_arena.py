@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from comlrl.trainers.launch.commands import arena, arena_cells
 from comlrl.trainers.launch.commands.arena import check, parse, plan
 from comlrl.trainers.launch.commands.arena_cells import ALGORITHMS, TASKS
 from comlrl.trainers.launch.cost.tree_size import growth
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[4]
 OWN = """
@@ -288,9 +288,7 @@ def test_a_stopped_arena_ends_its_cells_and_continues(tmp_path):
     command += ["--tasks", "climbing", "--seeds", "1", "--out", str(tmp_path)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
     started = tmp_path / "runs" / "magrpo_climbing_1" / "config.yaml"
-    while not started.exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    until(started.exists, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=300) == 130
     assert not (started.parent / "summary.json").exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all
+from tests.support.processes import until
 
 
 def child(folder: Path, name: str, script: str) -> ChildRun:
@@ -110,12 +111,7 @@ def test_runs_do_not_outlive_their_command(tmp_path, how):
         "list(run_all([ChildRun(key=1, line=line, log=folder / 'log', result=folder / 'r')], 1))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, tmp_path], stderr=subprocess.DEVNULL)
-    while not (tmp_path / "on").exists():
-        assert parent.poll() is None
-        time.sleep(0.05)
+    until((tmp_path / "on").exists, parent)
     parent.send_signal(how)
     parent.wait(timeout=120)
-    deadline = time.monotonic() + 60
-    while "sleep 600" in _of_shell(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "sleep 600" not in _of_shell(tmp_path))

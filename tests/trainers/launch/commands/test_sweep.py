@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from comlrl.trainers.launch.commands.search import (
     read_sweep,
 )
 from comlrl.trainers.launch.commands.sweep import last_value
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[4]
 SWEEPS = sorted((ROOT / "configs" / "sweeps").glob("*.yaml"))
@@ -120,10 +120,7 @@ def test_a_stopped_sweep_starts_its_interrupted_point_again(tmp_path):
     file = _sweep_file(tmp_path, {"a.x": {"values": [1, 99, 3]}})
     command = [sys.executable, str(ROOT / "sweep.py"), str(file), "--dir", str(tmp_path / "s")]
     process = subprocess.Popen(command, cwd=ROOT)
-    waited_for = tmp_path / "s" / "point_001" / "config.yaml"
-    while not waited_for.exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    until((tmp_path / "s" / "point_001" / "config.yaml").exists, process)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=300) == 130
     assert states(read_sweep(file), tmp_path / "s") == ["COMPLETE", "RUNNING"]
@@ -210,18 +207,12 @@ def test_runs_die_with_a_sweep_that_is_killed(tmp_path):
     file = _sweep_file(tmp_path, {"a.x": {"values": [1, 99, 3]}})
     command = [sys.executable, str(ROOT / "sweep.py"), str(file), "--dir", str(tmp_path / "s")]
     process = subprocess.Popen(command, cwd=ROOT)
-    waited_for = tmp_path / "s" / "point_001" / "config.yaml"
-    while not waited_for.exists():
-        assert process.poll() is None
-        time.sleep(0.05)
+    until((tmp_path / "s" / "point_001" / "config.yaml").exists, process)
     run_dir = str(tmp_path / "s" / "point_001").encode()
     assert any(run_dir in line for line in _command_lines())
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while any(run_dir in line for line in _command_lines()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(run_dir in line for line in _command_lines()))
     assert script.main(command[2:]) == 0
     assert states(read_sweep(file), tmp_path / "s") == ["COMPLETE"] * 3
 
