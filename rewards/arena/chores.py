@@ -9,11 +9,11 @@ agent's number, and a shared policy can reach 1 as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from comlrl.rewards.arena.game import Bounds, Game
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.types import JointAction, Task
 
 CHORES = ("cook", "clean", "shop", "iron")
 PROMPT = """\
@@ -32,14 +32,10 @@ def optimum() -> float:
     return 1.0
 
 
-class ChoresReward(Reward):
+class ChoresReward(GameReward):
     """Different chores / 4; 0 where an answer is illegal."""
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         answers = CHORES_GAME.answers(action)
         return 0.0 if None in answers else len(set(answers)) / len(CHORES)
 

@@ -8,12 +8,11 @@ red is worth −6.3, green −5.7 and blue 1.7, so averaging over partners leads
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from comlrl.rewards.arena.game import Bounds, Game
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.types import JointAction, Task
 
 COLORS = ("red", "green", "blue")
 PAYOFF = ((11, -30, 0), (-30, 7, 6), (0, 0, 5))  # first agent's color, second agent's color
@@ -34,14 +33,10 @@ def optimum() -> float:
     return max(itertools.chain(*PAYOFF))
 
 
-class ClimbingReward(Reward):
+class ClimbingReward(GameReward):
     """The shared payoff; −30 where an answer is illegal."""
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         first, second = CLIMBING.answers(action)
         if first is None or second is None:
             return LEAST

@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.rewards.arena.game import Bounds, Game
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.types import JointAction, Task
 
 ALPHABET = "ABCD"
 SPEAKER = """\
@@ -44,14 +44,10 @@ def messages(letters: int) -> tuple[str, ...]:
     return tuple(map("".join, itertools.product(ALPHABET, repeat=letters)))
 
 
-class CodebookReward(Reward):
+class CodebookReward(GameReward):
     """1 if the listener names the speaker's symbol and both answers are legal, else 0."""
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         message, named = CODEBOOK.answers(action)
         return float(message is not None and named == action.task.fields["symbol"])
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from comlrl.types import Domain, JointAction, Score, Task
+from comlrl.types import Domain, JointAction, Reward, Score, Task
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -38,6 +38,17 @@ def first_legal(text: str, legal: Collection[str]) -> str | None:
             if spelling in legal:
                 return spelling
     return None
+
+
+class GameReward(Reward):
+    """One number for each joint action, which a subclass says."""
+
+    def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        return [Score(self.value(action)) for action in actions]
+
+    @abstractmethod
+    def value(self, action: JointAction) -> float:
+        """Return the team's reward."""
 
 
 class Game(Domain):

@@ -9,11 +9,10 @@ that strangers can agree on. Self-play rewards the wrong choice: play teams agai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from comlrl.rewards.arena.game import Bounds, Game
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.types import JointAction, Task
 
 LEVERS = tuple("0123456789")
 SPECIAL, SPECIAL_PAYS = "0", 0.9
@@ -38,14 +37,10 @@ def self_play_optimum() -> float:
     return 1.0
 
 
-class LeversReward(Reward):
+class LeversReward(GameReward):
     """1 or 0.9 where both agents pull the same lever, else 0; 0 where an answer is illegal."""
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         first, second = LEVERS_GAME.answers(action)
         if first is None or first != second:
             return 0.0

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from comlrl.rewards.arena.game import Bounds, Game, PartnersAnswer
-from comlrl.types import JointAction, Reward, Score, Task, Transition
+from comlrl.rewards.arena.game import Bounds, Game, GameReward, PartnersAnswer
+from comlrl.types import JointAction, Task, Transition
 
 SYMBOLS = tuple("012")
 PROMPT = """\
@@ -47,7 +47,7 @@ def right_answers(secrets: Sequence[int], before: Sequence[str] | None) -> tuple
     )
 
 
-class LockReward(Reward):
+class LockReward(GameReward):
     """1 at the last turn (sparse) or 1/T at each turn (dense) while all answers are right.
 
     Args:
@@ -58,10 +58,7 @@ class LockReward(Reward):
     def __init__(self, num_turns: int, pay: Literal["sparse", "dense"] = "sparse") -> None:
         self.num_turns, self.pay = num_turns, pay
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    def _value(self, action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         if self.pay == "sparse" and action.turn < self.num_turns:
             return 0.0
         if not all_right(action):

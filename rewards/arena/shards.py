@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comlrl.errors import UserError
-from comlrl.rewards.arena.game import Bounds, Game
-from comlrl.types import JointAction, Reward, Score, Task
+from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.types import JointAction, Task
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
 DIGITS = tuple("123456789")
@@ -62,14 +62,10 @@ def right_answer(numbers: Sequence[int], question: str) -> str:
     return NAMES[numbers.index(sorted(numbers)[place])].lower()
 
 
-class ShardsReward(Reward):
+class ShardsReward(GameReward):
     """1 if the judge is right and all answers are legal, else 0."""
 
-    def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        return [Score(self._value(action)) for action in actions]
-
-    @staticmethod
-    def _value(action: JointAction) -> float:
+    def value(self, action: JointAction) -> float:
         *written, named = SHARDS.answers(action)
         fields = action.task.fields
         right = right_answer(fields["numbers"][: len(written)], fields["question"])
