@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,7 @@ class CandidateSet:
 
     def joined(self, other: CandidateSet) -> CandidateSet:
         """Join two rounds' candidates of one task."""
-        candidates = self.candidates_K + other.candidates_K
-        return CandidateSet(
-            task_id=self.task_id,
-            prompts_N=self.prompts_N,
-            candidates_K=candidates,
-            round=self.round,
-        )
+        return replace(self, candidates_K=self.candidates_K + other.candidates_K)
 
 
 def joint_text(
