@@ -408,11 +408,13 @@ def test_what_is_documented_is_logged(real_runs, algorithm):
 
 def test_what_trees_say_is_logged(real_runs):
     """By one run or another; ``expert_fallbacks`` needs an expert (tests/test_multi_turn.py),
-    ``needed_rate`` a program that passes all tests (tests/rewards/code/test_reward_need.py), and
-    ``importance/…`` a server (tests/test_vllm_runs.py); ``agent_I/reward_mean`` a reward for each
-    agent (tests/trainers/test_own_rewards.py), ``agent_I/api/…`` a service
+    ``needed_rate`` a program that passes all tests and ``reward/team`` a bonus for it
+    (tests/rewards/code/test_reward_need.py), and ``importance/…`` a server
+    (tests/test_vllm_runs.py); ``agent_I/reward_mean`` a reward for each agent
+    (tests/trainers/test_own_rewards.py), ``agent_I/api/…`` a service
     (tests/trainers/test_api_agents.py)."""
-    rare = ("expert_fallbacks", "agent_I/needed_rate", "agent_I/reward_mean", *IMPORTANCE)
+    rare = {"expert_fallbacks", "agent_I/needed_rate", "agent_I/reward_mean", *IMPORTANCE}
+    rare |= {"reward/team"}
     names = set.union(*map(_names, real_runs.values()))
     of_trees = [row for row in documented() if row.who is None and "/api/" not in row.name]
     rows = [row for row in of_trees if row.name not in rare]
