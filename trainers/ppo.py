@@ -177,7 +177,7 @@ class PPOTrainer:
             section.ppo_epochs,
             (self.rollout.seed, name, rolled.index),
             rolled.span,
-            self.team.processes,
+            rolled.deal,
         )
 
     @property
@@ -186,11 +186,11 @@ class PPOTrainer:
 
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
         """Measure what a policy, its reference and a head on its states say of the samples."""
-        section, processes = self.section, self.team.processes
+        section, deal = self.section, rolled.deal
         critic = values[0 if self.critics.centralized else self.critics.policies.index(index)]
         rows_S = rolled.decisions.rows(self.critics.acting(index), section.weight_T)
         key = (self.rollout.seed, "minibatches", rolled.index, 0)
-        first = minibatches(rolled.decisions.states_B, section.train_batch_size, key, processes)
+        first = minibatches(rolled.decisions.states_B, section.train_batch_size, key, deal)
         if critic.head is None and not self._kl_in_reward:
             # Credit does not need the first minibatch, which is read by its own update.
             first = first[1:]

@@ -233,7 +233,7 @@ class SHPPOTrainer:
             lambda start, batch: self._logprobs(start, self.start_layer, samples, batch),
             kl_in_loss=section.kl_coef,
         )
-        first = minibatches(states, size, (*key, 0), self.team.processes)
+        first = minibatches(states, size, (*key, 0), rolled.deal)
         policy.measure([rows(chosen) for chosen in first[1:]])
         metrics = self._metrics_before(samples)
         if section.normalize_advantages:
@@ -259,7 +259,7 @@ class SHPPOTrainer:
                 "inference_loss": self.update_inference(samples, epoch.progress)
             }
 
-        epochs = passes(states, size, section.ppo_epochs, key, rolled.span, self.team.processes)
+        epochs = passes(states, size, section.ppo_epochs, key, rolled.span, rolled.deal)
         metrics |= run_epochs(self.team.processes, epochs, section.target_kl, update, after)
         metrics |= policy.before()
         return metrics | {

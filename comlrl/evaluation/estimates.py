@@ -57,7 +57,8 @@ def repeat(
     processes: Processes,
 ) -> list[RolloutResult]:
     """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
-    shard = processes.shard(tasks)
+    deal = processes.deal(tasks)
+    shard = deal.shard(tasks)
     together = at_once(max(distributed.all_gather(len(shard))))  # alike for all processes
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
@@ -65,7 +66,7 @@ def repeat(
         keys = [("eval", number) for number in numbers for _ in shard]
         grown += grow(shard * len(numbers), keys)
     of_sample = [grown[s * len(shard) : (s + 1) * len(shard)] for s in range(samples)]
-    return [tree for trees in of_sample for tree in processes.gather(trees)]
+    return [tree for trees in of_sample for tree in deal.gather(trees)]
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:

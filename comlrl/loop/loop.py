@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from comlrl.loop.steps import Counters, Gathered, Rolled, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.models.agent import Agent
 from comlrl.processes import cpu_threads, distributed
-from comlrl.processes.distributed import Processes
+from comlrl.processes.distributed import Deal, Processes
 from comlrl.types import RolloutResult, Task
 from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
@@ -65,15 +65,16 @@ class Loop:
         signals: Signals | None = None,
         progress: Progress | None = None,
         prefetch: Callable[[Step | None], None] | None = None,
+        cost: Callable[[Task], int] | None = None,
     ) -> None:
         """Set up the loop. ``section``: the algorithm's keys. ``evaluations``: None: there are
         none. ``signals``: None: none are heeded. ``progress``: records what the run is doing.
         ``prefetch``: is called with the next step once a step has its trees and before it learns
         from them; with None where no step follows, or one after a checkpoint: a resumed run
-        would not have its trees."""
+        would not have its trees. ``cost``: of a task, by which ``deal`` divides them."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
         self.processes = processes
-        self.evaluations, self.prefetch = evaluations, prefetch
+        self.evaluations, self.prefetch, self.cost = evaluations, prefetch, cost
         self.signals, self.progress = signals or Signals(), progress or Progress()
         limits = [end for end in (section.max_steps, schedule.steps) if end is not None]
         self.ends = Ends(min(limits) if limits else None, section.max_env_steps)
@@ -103,6 +104,13 @@ class Loop:
         if self.checkpoints.newest is None:
             return LogMark()
         return LogMark(done.logged, done.updates, done.env_steps)
+
+    def deal(self, tasks: Sequence[Task]) -> Deal:
+        """Divide tasks over the processes, by their costs."""
+        return self.processes.deal(tasks, self.cost)
+
+    def _dealt(self, step: Step) -> Step:
+        return replace(step, deal=self.deal(step.tasks))
 
     def span(self, env_steps: int) -> Span:
         """Return the present step's part of the run; ``env_steps``: those that it adds, of all
@@ -199,9 +207,9 @@ class Loop:
 
     def advance(self, step: Step, algorithm: Algorithm[Any]) -> None:
         """Run a training step: grow, gather, credit, learn, record."""
-        section = algorithm.section
+        section, step = algorithm.section, self._dealt(step)
         trees = algorithm.rollout.grow(
-            self.processes.shard(step.tasks),
+            step.deal.shard(step.tasks),
             section.shape,
             algorithm.sampling,
             step.key,
@@ -213,6 +221,7 @@ class Loop:
         rolled = Rolled(
             decisions=decisions_of(trees, section.discount, section.leniency(gathered.span.start)),
             index=step.index,
+            deal=step.deal,
             span=gathered.span,
             scored=gathered.scored,
         )
@@ -233,11 +242,12 @@ class Loop:
         # All processes have sampled by now and meet again below, so an error here may be raised.
         if self.prefetch is not None:
             alone = span.end >= 1 or self._saves_after(step.index) or self._received() is not None
-            self.prefetch(None if alone else Step(step.index + 1, *self.schedule.at(step.index)))
+            following = None if alone else Step(step.index + 1, *self.schedule.at(step.index))
+            self.prefetch(following and self._dealt(following))
             step.clock.lap("rollout")
-        return Gathered(
-            trees=self._gathered(trees), env_steps=scored, scored=scored, tokens=tokens, span=span
-        )
+        if distributed.world_size() > 1:  # supports stay where they are learned from
+            trees = step.deal.gather([tree.without_support() for tree in trees])
+        return Gathered(trees=trees, env_steps=scored, scored=scored, tokens=tokens, span=span)
 
     def record(
         self, step: Step, gathered: Gathered, *, updates: int, metrics: Mapping[str, float]
@@ -402,10 +412,3 @@ class Loop:
     def _received(self) -> int | None:
         """Return the signal that any process has received, or None."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
-
-    def _gathered(self, trees: Sequence[RolloutResult]) -> list[RolloutResult]:
-        """Gather the rollouts of all processes. A completion's sampling support stays where it
-        is learned from."""
-        if distributed.world_size() == 1:
-            return list(trees)
-        return self.processes.gather([tree.without_support() for tree in trees])

@@ -21,6 +21,7 @@ from comlrl.loop.steps import Rolled, Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
+from comlrl.processes.distributed import Deal
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.types import RolloutResult, Row, Sampling, TokenBatch
 from comlrl.update.minibatches import like_parts
@@ -71,23 +72,24 @@ class PolicyLearner:
 
         Which tasks follows from the seed and the step alone, so that a resumed run has the same.
         """
-        trees, tasks = list(trees), list(step.tasks)
+        trees, wanted = list(trees), len(step.tasks)
         spares = self.loop.schedule.spares(step.index - 1) if self.refill else []
         for _ in range(self.refill):
             live = sum(self._teaches(step, tree) for tree in trees)
-            missing = len(step.tasks) - int(self.team.processes.total(live))
+            missing = wanted - int(self.team.processes.total(live))
             further, spares = spares[:missing], spares[missing:]
             if not further:
                 break
-            tasks += further
-            mine = self.team.processes.shard(tasks)[len(trees) :]
-            trees += self.rollout.grow(mine, self.section.shape, self.sampling, step.key)
-        return replace(step, tasks=tasks), trees
+            deal, shape = self.loop.deal(further), self.section.shape
+            trees += self.rollout.grow(deal.shard(further), shape, self.sampling, step.key)
+            deal = Deal(step.deal.ranks + deal.ranks)
+            step = replace(step, tasks=[*step.tasks, *further], deal=deal)
+        return step, trees
 
     def _teaches(self, step: Step, tree: RolloutResult) -> bool:
         section, span = self.section, self.loop.span(0)
         decisions = decisions_of([tree], section.discount, section.leniency(span.start))
-        rolled = Rolled(decisions=decisions, index=step.index, span=span, scored=0)
+        rolled = Rolled(decisions=decisions, index=step.index, deal=Deal((0,)), span=span, scored=0)
         return any(self._trained_credit(decisions, self.credit(rolled)))
 
     def _trained_credit(self, decisions: Decisions, credit_D: Sequence[float]) -> list[float]:
@@ -109,7 +111,7 @@ class PolicyLearner:
         """Update every agent; return metrics of each agent, and their means over the agents."""
         section, decisions, agents = self.section, rolled.decisions, range(len(self.team))
         trained, credit_D = self.team.trained, self._trained_credit(decisions, credit_D)
-        parts = self._parts(decisions, credit_D)
+        parts = self._parts(rolled, credit_D)
         if len(parts) > 1 and not section.takes_ratios and rolled.index == 1:
             notice(
                 f"{len(parts)} updates from one sampling (train_batch_size="
@@ -171,18 +173,19 @@ class PolicyLearner:
         jobs = [partial(run, index) for index in self.team.trained]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
 
-    def _parts(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[int]]:
+    def _parts(self, rolled: Rolled, credit_D: Sequence[float]) -> list[list[int]]:
         """Return this process's units of each update: those that one process alone would put there.
 
         With ``refill``, tasks that teach nothing are left out, unless nothing would be left.
         """
-        numbers, processes = iter(range(len(decisions.nodes_U))), self.team.processes
+        decisions, processes = rolled.decisions, self.team.processes
+        numbers = iter(range(len(decisions.nodes_U)))
         units_B = [[next(numbers) for _ in range(count)] for count in decisions.units_B]
         if self.refill:
             live = {d.unit for d, c in zip(decisions.numbered, credit_D, strict=True) if c}
             live_B = [units if live.intersection(units) else [] for units in units_B]
             units_B = live_B if processes.total(sum(map(len, live_B))) else units_B
-        places, total = processes.shard_positions([len(units) for units in units_B])
+        places, total = rolled.deal.positions([len(units) for units in units_B])
         unit_at = dict(zip(places, itertools.chain(*units_B), strict=True))
         return [
             [unit_at[place] for place in part if place in unit_at]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from comlrl.credit.decisions import Decisions
+from comlrl.processes.distributed import Deal
 from comlrl.types import RolloutResult, Task
 from comlrl.update.minibatches import Span
 
@@ -46,6 +47,7 @@ class Step:
     epoch: int  # 0-based
     tasks: list[Task]
     clock: Clock = field(default_factory=Clock)
+    deal: Deal = field(default_factory=Deal)  # of the tasks, once it is known who grows them
 
     @property
     def key(self) -> tuple[str, int]:
@@ -70,6 +72,7 @@ class Rolled:
 
     decisions: Decisions
     index: int  # of the step, 1-based
+    deal: Deal  # of the step's tasks
     span: Span
     scored: int  # joint actions, of all processes
 

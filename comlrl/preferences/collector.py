@@ -36,7 +36,7 @@ from comlrl.preferences.pairs import (
 )
 from comlrl.preferences.replay import replay_weights
 from comlrl.processes import distributed
-from comlrl.processes.distributed import Processes
+from comlrl.processes.distributed import Deal
 from comlrl.rollout.grow import Rollout
 from comlrl.run_files import PREFERENCES, PREFERENCES_SUMMARY
 from comlrl.types import Sampling, Task
@@ -46,13 +46,14 @@ class Stage(Protocol):
     """The interface that the loop of training steps (``comlrl/loop/loop.py``) has to provide."""
 
     run_dir: Path
-    processes: Processes
 
     @property
     def tasks(self) -> Sequence[Task]: ...
 
     @property
     def notes(self) -> Mapping[str, Any]: ...
+
+    def deal(self, tasks: Sequence[Task]) -> Deal: ...
 
     def remember(self, name: str, value: Any) -> None: ...
 
@@ -217,15 +218,15 @@ class Collector:
         return have
 
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
-        shard = self.loop.processes.shard(tasks)
-        trees = self.rollout.grow(shard, self.shape, self.sampling, ("preferences", index))
+        deal, key = self.loop.deal(tasks), ("preferences", index)
+        trees = self.rollout.grow(deal.shard(tasks), self.shape, self.sampling, key)
         in_order = len(self.shape.stages) > 1  # some have read what others wrote
         first_N, count = self.rollout.prompts.first_N, self.section.num_agents
         sets = [
             CandidateSet.from_tree(tree, index, first_N(tree.task, count) if in_order else None)
             for tree in trees
         ]
-        return self.loop.processes.gather(sets)
+        return deal.gather(sets)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
         """Count candidates as scored joint actions, though not always as steps of the x-axis."""

@@ -8,6 +8,7 @@ the tasks are divided.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,16 +150,47 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 @dataclass(frozen=True)
-class Processes:
-    """Division of a run's work over its processes: each has a shard of it."""
+class Deal:
+    """A division of a list over the processes: each has a shard of it, in the list's order."""
+
+    ranks: tuple[int, ...] = ()  # of each item: the process that has it
 
     def shard(self, items: Sequence[T]) -> list[T]:
-        """Return this process's part: every world_size-th item."""
-        return list(items[rank() :: world_size()])
+        """Return this process's part."""
+        return [item for item, r in zip(items, self.ranks, strict=True) if r == rank()]
 
     def gather(self, items: Sequence[T]) -> list[T]:
         """Gather all processes' shards, in the order that ``shard`` took them from."""
-        return interleave(all_gather(list(items)))
+        parts = all_gather(list(items))
+        assert sum(map(len, parts)) == len(self.ranks), "shards of another deal"
+        rest = [iter(part) for part in parts]
+        return [next(rest[r]) for r in self.ranks]
+
+    def positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
+        """Return the positions that this process's items would have in a single process.
+
+        ``counts``: the number of items of each element of this process's shard. Returns the
+        position of each of its items, and the number of items over all processes. Batches that are
+        chosen by position are then the same for any number of processes.
+        """
+        *starts, total = itertools.accumulate(self.gather(counts), initial=0)
+        pairs = zip(self.shard(starts), counts, strict=True)
+        return [at for start, count in pairs for at in range(start, start + count)], total
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Division of a run's work over its processes, and sums over their parts."""
+
+    def deal(self, items: Sequence[T], cost: Callable[[T], int] | None = None) -> Deal:
+        """Divide items by their costs, which all processes compute alike; None: all cost 1."""
+        if cost is None or world_size() == 1:
+            return Deal(balanced([1] * len(items), world_size()))
+        return Deal(balanced([cost(item) for item in items], world_size()))
+
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """Return this process's part: every world_size-th item."""
+        return self.deal(items).shard(items)
 
     def total(self, value: float) -> float:
         """Sum over the processes' shards."""
@@ -168,23 +200,6 @@ class Processes:
         """Sum values over the processes' shards, in one exchange."""
         parts = all_gather(dict(values))
         return {name: sum(part[name] for part in parts) for name in values}
-
-    def shard_positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
-        """Return the positions that this process's items would have in a single process.
-
-        ``counts``: the number of items of each element of this process's shard. Returns the
-        position of each of its items, and the number of items over all processes. Batches that are
-        chosen by position are then the same for any number of processes.
-        """
-        starts = []
-        at = 0
-        for count in self.gather(counts):
-            starts.append(at)
-            at += count
-        shard_starts = self.shard(starts)
-        return [
-            s + i for s, count in zip(shard_starts, counts, strict=True) for i in range(count)
-        ], at
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum gradients over the processes, in one flat call (whole models: a few).
@@ -247,7 +262,16 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
     return len(set(all_gather(digest.hexdigest()))) == 1
 
 
-def interleave(parts: Sequence[Sequence[T]]) -> list[T]:
-    """Merge shards into one list, in the order before the split."""
-    longest = max(len(part) for part in parts)
-    return [part[i] for i in range(longest) for part in parts if i < len(part)]
+def balanced(costs: Sequence[int], size: int) -> tuple[int, ...]:
+    """Return for each item one of ``size`` processes, whose sums of costs are near each other.
+
+    The greatest cost goes first, each to the process that has the least. Where dealing in turn
+    leaves no process with more, items are dealt in turn.
+    """
+    ranks, loads = [0] * len(costs), [0] * size
+    for item in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        ranks[item] = loads.index(min(loads))
+        loads[ranks[item]] += costs[item]
+    if max(loads) < max(sum(costs[r::size]) for r in range(size)):
+        return tuple(ranks)
+    return tuple(i % size for i in range(len(costs)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comlrl.keyed import order
-from comlrl.processes.distributed import Processes
+from comlrl.processes.distributed import Deal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Span:
 
 
 def minibatches(
-    states_B: Sequence[int], size: int | None, key: tuple, processes: Processes
+    states_B: Sequence[int], size: int | None, key: tuple, deal: Deal
 ) -> list[list[int]]:
     """Partition this process's states in an order that depends on the key alone.
 
     ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
-    at most, as in ``like_parts``; None: all of them. Every process gets its part of the minibatches
-    that one process alone would make.
+    at most, as in ``like_parts``; None: all of them. ``deal``: of the step's tasks. Every process
+    gets its part of the minibatches that one process alone would make.
     """
-    places, total = processes.shard_positions(states_B)
+    places, total = deal.positions(states_B)
     state_at = {place: state for state, place in enumerate(places)}
     shuffled = order((*key, 0), total)
     return [
@@ -55,12 +55,12 @@ def passes(
     epochs: int,
     key: tuple,
     span: Span,
-    processes: Processes,
+    deal: Deal,
 ) -> Iterator[Pass]:
     """Return the epochs of a step, each with separate ``minibatches``. Epochs that ``target_kl``
     leaves out take their part of the schedule with them."""
     for epoch in range(epochs):
-        chosen = minibatches(states_B, size, (*key, epoch), processes)
+        chosen = minibatches(states_B, size, (*key, epoch), deal)
         first, count = epoch * len(chosen), epochs * len(chosen)
         yield Pass(
             epoch + 1,

@@ -10,6 +10,7 @@ from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.credit.decisions import decisions_of
 from comlrl.loop.steps import Rolled
 from comlrl.models.team import Team
+from comlrl.processes.distributed import Deal
 from comlrl.trainers.magrpo import MAGRPOTrainer
 from comlrl.types import Sampling, Tree
 from comlrl.update.minibatches import Span
@@ -67,7 +68,8 @@ def fast(
     trainer = MAGRPOTrainer(section, agents, None, None, sampling)  # type: ignore[arg-type]
     trainer.optimizers = [Recorder(agent) for agent in agents.agents]  # type: ignore[misc]
     decisions = decisions_of(trees, section.discount)
-    rolled = Rolled(decisions=decisions, index=1, span=Span(0.0, 1.0), scored=0)
+    deal = Deal((0,) * len(trees))
+    rolled = Rolled(decisions=decisions, index=1, deal=deal, span=Span(0.0, 1.0), scored=0)
     trainer.learn(rolled, trainer.credit(rolled))
     return found
 

@@ -11,6 +11,7 @@ from comlrl.loggers.latent_log import LatentLogger
 from comlrl.loop.records import LogMark, LogRecord
 from comlrl.loop.steps import Rolled
 from comlrl.models.pretrained import build_team
+from comlrl.processes.distributed import Deal
 from comlrl.rewards.code.domain import CODE
 from comlrl.rollout.grow import Rollout
 from comlrl.trainers.launch.wiring.assembly import build_critic_team, build_sampler
@@ -125,7 +126,10 @@ def grown(trainer: Any, phase: str = "train") -> list[Tree]:
 def rolled(trees: Sequence[Any], discount: float = 1.0) -> Rolled:
     """A first step that has these rollouts."""
     decisions = decisions_of(trees, discount)
-    return Rolled(decisions=decisions, index=1, span=Span(0.0, 1.0), scored=len(trees))
+    return Rolled(
+        decisions=decisions, index=1, deal=Deal((0,) * len(trees)), span=Span(0.0, 1.0),
+        scored=len(trees),
+    )  # fmt: skip
 
 
 def own_shares(texts: tuple[str, ...]) -> tuple[float, ...]:

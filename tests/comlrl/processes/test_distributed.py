@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from comlrl.processes.distributed import LostPeer
+from comlrl.processes.distributed import LostPeer, balanced
 from tests.support import loops, tiny_models
 from tests.support.marks import some_slow
 from tests.support.runs import (
@@ -34,22 +35,29 @@ def check_seam() -> None:
     items = list(range(7))
     own = processes.shard(items)
     assert own == items[rank::size]
-    assert processes.gather(own) == items
-    assert processes.gather(processes.shard(items[:1])) == items[:1]
+    dealt = processes.deal(items, lambda item: 2**item)
+    assert (6 in dealt.shard(items)) == (dealt.shard(items) == [6]) == (rank == 0)
+    for deal in (processes.deal(items), dealt):
+        check_deal(deal, items)
+    one = processes.deal(items[:1])
+    assert one.gather(one.shard(items[:1])) == items[:1]
     assert distributed.all_gather(rank) == list(range(size))
     assert distributed.from_main(lambda: ("made by", rank)) == ("made by", 0)
     assert processes.total(rank + 1) == size * (size + 1) / 2
     assert processes.all_reduce_counts({"a": rank, "b": 1})["b"] == size
-    # Item i comes to i pieces: i = 0 … 6 stand at 0, 0, 1, 3, 6, 10, 15, in all 21.
-    places, whole = processes.shard_positions(own)
-    starts = [0, 0, 1, 3, 6, 10, 15]
-    assert whole == 21
-    assert places == [starts[i] + k for i in own for k in range(i)]
     check_gradients(rank, size)
     assert distributed.in_sync([torch.ones(3), torch.zeros(2, dtype=torch.bfloat16)])
     # One bit apart is apart; 0.0 and -0.0 are equal numbers and not equal bits.
     assert not distributed.in_sync([torch.tensor(0.0 if rank else -0.0)])
     distributed.stop()
+
+
+def check_deal(deal: Any, items: list[int]) -> None:
+    """Item i comes to i pieces: i = 0 … 6 stand at 0, 0, 1, 3, 6, 10, 15, in all 21."""
+    own = deal.shard(items)
+    assert deal.gather(own) == items
+    starts = [0, 0, 1, 3, 6, 10, 15]
+    assert deal.positions(own) == ([starts[i] + k for i in own for k in range(i)], 21)
 
 
 def check_gradients(rank: int, size: int) -> None:
@@ -67,6 +75,30 @@ def check_gradients(rank: int, size: int) -> None:
     assert a.grad is not None and a.grad.tolist() == [[size * (size + 1) / 2] * 3] * 2
     assert b.grad is not None and b.grad.tolist() == [[5.0] * 3] * 2
     assert c.grad is None  # nowhere: an optimizer is to skip it
+
+
+def loads(costs: list[int], ranks: Sequence[int], size: int) -> list[int]:
+    pairs = list(zip(costs, ranks, strict=True))
+    return [sum(cost for cost, r in pairs if r == rank) for rank in range(size)]
+
+
+def test_tasks_are_dealt_by_cost() -> None:
+    """No process has more than where tasks are dealt in turn, and each has a task where there are
+    enough."""
+    draw = random.Random(0)
+    for _ in range(300):
+        size, count = draw.randint(1, 5), draw.randint(0, 12)
+        costs = [draw.choice((1, 1, 2, 3, 50)) * draw.randint(1, 400) for _ in range(count)]
+        ranks, in_turn = balanced(costs, size), tuple(i % size for i in range(count))
+        assert max(loads(costs, ranks, size)) <= max(loads(costs, in_turn, size))
+        assert len(set(ranks)) == min(size, count)
+        assert balanced([7] * count, size) == in_turn
+
+
+def test_a_long_task_has_a_process_of_its_own() -> None:
+    assert balanced([1, 9, 1, 1, 1], 2) == (1, 0, 1, 1, 1)
+    assert balanced([3, 3, 2, 2, 2], 2) == (0, 1, 0, 1, 0)  # in turn 7 and 5, sorted 7 and 5
+    assert balanced([8, 1, 8, 1], 2) == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -108,9 +140,10 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     if algorithm == "shppo":
         _, latent = build_sampler(config, team)
         latent.inner, sampler = sampler, latent
-    rollout = Rollout(sampler, Length(), FakeTransition(), PROMPTS, seed=1)
+    rollout = Rollout(sampler, Length(rare=bool(section.refill)), FakeTransition(), PROMPTS, seed=1)
     named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
     loop = loops.loop(section, named, Path(folder), logger)
+    loop.cost = lambda item: 2 ** int(item.task_id.removeprefix("task_"))  # not dealt in turn
     trainer: Any
     if algorithm == "magrpo":
         trainer = MAGRPOTrainer(section, team, rollout, loop, sampling)
@@ -178,12 +211,17 @@ class Bytes:
 
 
 class Length:
-    """Between 0 and 1, so that some trees end early and counts are uneven."""
+    """Between 0 and 1, so that some trees end early and counts are uneven; ``rare``: mostly 0, so
+    that many tasks teach nothing."""
+
+    def __init__(self, rare: bool) -> None:
+        self.rare = rare
 
     def score(self, actions: Any) -> Any:
         from comlrl.types import Score
 
-        return [Score((sum(map(len, a.completions_N)) % 10) / 10) for a in actions]
+        lengths = [sum(map(len, a.completions_N)) % 10 for a in actions]
+        return [Score(float(n == 9) if self.rare else n / 10) for n in lengths]
 
     def close(self) -> None: ...
 
@@ -259,6 +297,20 @@ def test_more_processes_than_tasks(zygote: Zygote, tmp_path: Path, name: str) ->
     near = (1e-3, 1e-5) if name.startswith("shppo") else (1e-5, 1e-7)  # its networks are float32
     for tensor in one:
         torch.testing.assert_close(many[tensor], one[tensor], rtol=near[0], atol=near[1])
+
+
+def test_refilled_tasks_are_learned_from_as_one_process_does(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    keys = PARTS | {"refill": 2, "handoff": "best"}
+    for size in (1, 2):
+        together(zygote, __file__, size, "update", str(tmp_path), tiny_model(), 14, "magrpo", keys)
+    one, many = (load_file(str(tmp_path / f"{n}.safetensors")) for n in (1, 2))
+    for tensor in one:
+        torch.testing.assert_close(many[tensor], one[tensor], rtol=1e-5, atol=1e-7)
+    logs = [json.loads((tmp_path / f"{n}.json").read_text()) for n in (1, 2)]
+    assert [line["tasks"] for line in logs[0]] == [line["tasks"] for line in logs[1]]
+    assert logs[0][0]["tasks"] > 5
 
 
 @pytest.mark.parametrize(

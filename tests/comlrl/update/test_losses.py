@@ -13,7 +13,7 @@ import torch
 from comlrl.credit.advantages import gae
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
-from comlrl.processes.distributed import Processes
+from comlrl.processes.distributed import Deal, Processes
 from comlrl.processes.statistics import Sums, explained_variance, moments, standardized
 from comlrl.types import AgentTurn, Completion, Row, Task, Tree
 from comlrl.update.losses import (
@@ -264,14 +264,13 @@ def test_explained_variance_and_moments_by_hand():
 
 
 def test_minibatches_are_a_partition_that_the_key_decides():
-    parts = minibatches([4, 6], 4, ("a", 1), ALONE)
+    two, one = Deal((0, 0)), Deal((0,))
+    parts = minibatches([4, 6], 4, ("a", 1), two)
     assert sorted(len(part) for part in parts) == [3, 3, 4]
     assert sorted(i for part in parts for i in part) == list(range(10))
-    assert (
-        minibatches([4, 6], 4, ("a", 1), ALONE) == parts != minibatches([4, 6], 4, ("a", 2), ALONE)
-    )
-    assert [sorted(part) for part in minibatches([3], None, ("a",), ALONE)] == [[0, 1, 2]]
-    assert minibatches([3], 100, ("a",), ALONE) == minibatches([3], None, ("a",), ALONE)
+    assert minibatches([4, 6], 4, ("a", 1), two) == parts != minibatches([4, 6], 4, ("a", 2), two)
+    assert [sorted(part) for part in minibatches([3], None, ("a",), one)] == [[0, 1, 2]]
+    assert minibatches([3], 100, ("a",), one) == minibatches([3], None, ("a",), one)
 
 
 # --- SHPPO's latent losses -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from comlrl.run_files import API
 from comlrl.trainers.launch.wiring import api, vllm
 from comlrl.trainers.launch.wiring.resolved_work import Work
 from comlrl.trainers.launch.wiring.sampling_settings import evaluated, sampling
-from comlrl.trainers.launch.wiring.task_splits import fitting
+from comlrl.trainers.launch.wiring.task_splits import fitting, token_bound
 
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
@@ -116,7 +116,7 @@ def assemble(
     ahead, prefetch = None, None
     if config.generation.overlap:
         ahead = vllm.overlapped(rollout, server, corrected, work, fallbacks)
-        prefetch = vllm.prefetch(ahead, team.processes)
+        prefetch = vllm.prefetch(ahead)
         opened.callback(ahead.close)
     learned = sampled.with_sets(config.generation.max_support)
     playing = build_player(config, work, server or sampler, measuring, fallbacks)
@@ -150,6 +150,7 @@ def assemble(
         signals=signals,
         progress=progress,
         prefetch=prefetch,
+        cost=token_bound(work, sampler.encode, section.shape, sampled),
     )
     return Run(
         config=config,

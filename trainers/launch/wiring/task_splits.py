@@ -11,7 +11,7 @@ from comlrl.errors import UserError, notice
 from comlrl.trainers.launch.wiring.resolved_work import Work
 
 if TYPE_CHECKING:
-    from comlrl.types import Domain, Message, Sampling, Task
+    from comlrl.types import Domain, Message, Sampling, Shape, Task
 
 
 def load_both_splits(
@@ -76,3 +76,24 @@ def fitting(
             f"dataset.name: no row of '{data.name}' fits the model's context of {length} tokens"
         )
     return fitting_tasks
+
+
+def token_bound(
+    work: Work,
+    encode: Callable[[int, Sequence[Message]], Sequence[int]],
+    shape: Shape,
+    sampling: Sampling,
+) -> Callable[[Task], int] | None:
+    """Return what bounds the tokens of a task's first turn: its prompts, and completions of full
+    length. None for programs, whose prompts are known once they are played.
+
+    ``encode``: as in ``fitting``.
+    """
+    agents = [i for i in range(len(work.roles)) if i not in work.prompts.services]
+    written = sum(shape.generations(i) * sampling.for_agent(i).max_new_tokens for i in agents)
+
+    def bound(task: Task) -> int:
+        prompts_N = work.prompts.first_N(task, len(work.roles))
+        return written + sum(len(encode(i, prompts_N[i])) for i in agents)
+
+    return bound if work.program is None else None

@@ -27,7 +27,6 @@ PLACEHOLDERS = ("model", "port", "device")
 if TYPE_CHECKING:
     from comlrl.external.expert_edits import Fallbacks
     from comlrl.loop.steps import Step
-    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
@@ -252,14 +251,14 @@ def overlapped(
     return OverlappedRollout(rollout, server, transition, corrected.weigh, taken)
 
 
-def prefetch(rollout: OverlappedRollout, processes: Processes) -> Callable[[Step | None], None]:
+def prefetch(rollout: OverlappedRollout) -> Callable[[Step | None], None]:
     """Return what has the next step's trees grown beforehand."""
 
     def begin(step: Step | None) -> None:
         if step is None:
             rollout.release()
         else:
-            rollout.begin(processes.shard(step.tasks), step.key)
+            rollout.begin(step.deal.shard(step.tasks), step.key)
 
     return begin
 

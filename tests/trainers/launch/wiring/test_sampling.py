@@ -170,6 +170,20 @@ def test_a_prompt_has_the_room_that_its_own_agent_leaves():
         fitting([task], validate(made), made.dataset, encode, 100, sampling(made, ROLES))
 
 
+def test_a_task_costs_its_prompts_and_completions_of_full_length():
+    from comlrl.trainers.launch.wiring.task_splits import token_bound
+
+    def encode(agent, prompt):
+        return range((90, 60)[agent] + prompt[0].content.count("long"))
+
+    made = config(**APART, sampling__main__max_new_tokens=40)
+    sampled, shape = sampling(made, ROLES), made.section.shape
+    written = sum(shape.num_generations * sampled.for_agent(i).max_new_tokens for i in range(2))
+    cost = token_bound(validate(made), encode, shape, sampled)
+    short, long = (code_task("t", f"def {n}(x):\n", "def check(f): ...", n) for n in ("f", "long"))
+    assert cost(short) == written + 150 < cost(long)
+
+
 def test_a_prompt_has_room_for_its_prefill():
     from comlrl.trainers.launch.wiring.task_splits import fitting
 

@@ -42,10 +42,9 @@ class Overlapped:
         self.trainer, self.other = made(folder), lambda: made(folder).team
         rollout, self.team = self.trainer.rollout, self.trainer.team
         weigh = ImportanceWeightedSampler(self.team, rollout.sampler, 1e9).weigh
-        processes = self.team.processes
         self.ahead = OverlappedRollout(rollout, self, rollout.transition, weigh)
         self.trainer.rollout, self.trainer.loop.prefetch = self.ahead, self._begin
-        self._prefetch = vllm.prefetch(self.ahead, processes)
+        self._prefetch = vllm.prefetch(self.ahead)
 
     def _begin(self, step: Step | None) -> None:
         if step is not None:
