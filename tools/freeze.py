@@ -41,6 +41,7 @@ VARIANTS = {  # quickstart → further settings of it; keys without a dot are th
     "magrpo": (
         "update_epochs=2 train_batch_size=2 entropy_coef=0.01 advantage=rloo",
         "joint_mode=cross num_generations=3 advantage=max advantage_normalization=true",
+        "generation.decoding=static",
     ),
     "mt_magrpo": (
         "advantage=greedy handoff=null num_generations=2",

@@ -43,9 +43,22 @@ _LLAMA: dict[str, Any] = {
     "intermediate_size": 48, "max_position_embeddings": 512, "tie_word_embeddings": False,
     "initializer_range": 0.4,  # peaked enough that completions differ in more than noise
 }  # fmt: skip
+_ROPE: dict[str, Any] = {"rope_theta": 100.0, "original_max_position_embeddings": 16}
+_ROPES: dict[str, Any] = {
+    "linear": _ROPE | {"rope_type": "linear", "factor": 3.0},
+    "llama3": _ROPE
+    | {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": _ROPE | {"rope_type": "yarn", "factor": 4.0},
+}
 CONFIGS: dict[str, Any] = {
     "qwen2": lambda: Qwen2Config(**_SHARED, **_LLAMA),
     "llama": lambda: LlamaConfig(**_SHARED, **_LLAMA),
+    **{
+        f"llama with {kind} ropes": functools.partial(
+            LlamaConfig, **_SHARED, **_LLAMA, rope_parameters=rope
+        )
+        for kind, rope in _ROPES.items()
+    },
     # Heads are wider than their part of the hidden width, and have norms.
     "qwen3": lambda: Qwen3Config(**_SHARED, **_LLAMA, head_dim=16),
     "qwen3 with a window": lambda: Qwen3Config(

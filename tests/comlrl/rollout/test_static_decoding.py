@@ -20,6 +20,7 @@ from comlrl.rollout.generation import Generator
 from comlrl.rollout.static_decoding import StaticBatch, StaticDraw, inverse_cdf
 from comlrl.types import Request, Sampling
 from tests.support.tiny_models import VOCABULARY, prompt, team
+from tests.support.tiny_trainers import build, share_of_letters
 
 TEXTS = [
     "a",
@@ -80,6 +81,34 @@ def test_the_tokens_are_those_of_the_shrinking_batch(kind, dtype, way):
     """Two adapters; prompts of unequal numbers of siblings, which are no bucket: dead rows."""
     agents = team(kind, dtype=dtype)
     same(*both(agents, [requests(0, [3, 3, 2, 3]), requests(1, [3, 1, 2])], WAYS[way], repeat=2))
+
+
+@pytest.mark.parametrize("rope", ["linear", "llama3", "yarn"])
+def test_each_kind_of_rope_turns_as_in_transformers(rope):
+    agents = team(f"llama with {rope} ropes")
+    asked = [requests(0, [3, 3, 2, 3]), requests(1, [3, 1, 2])]
+    wanted, found = both(agents, asked, WAYS["top_p"])
+    same(wanted, found)
+    for agent in agents.agents:
+        agent.fast = None  # through transformers' modules
+    same(Generator(agents).sample(asked, WAYS["top_p"]), found)
+    assert Generator(team("llama")).sample(asked, WAYS["top_p"]) != wanted
+
+
+def test_a_run_with_static_steps_learns_the_same(tmp_path):
+    trainers = [
+        build(
+            "magrpo", tmp_path / way, share_of_letters, agent_model__torch_dtype="float64",
+            generation__decoding=way, max_steps=2, max_new_tokens=8, learning_rate=1e-2,
+        )
+        for way in ("growing", "static")
+    ]  # fmt: skip
+    for trainer in trainers:
+        trainer.train()
+    assert trainers[1].rollout.sampler.static.states
+    weights, static = (trainer.team.agents[0].named() for trainer in trainers)
+    for name, weight in weights.items():
+        torch.testing.assert_close(static[name], weight, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
