@@ -15,7 +15,7 @@ from comlrl.models.fast.lora_routing import is_quantized
 class Product:
     """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA.
 
-    Quantized layers stay products of their own.
+    Quantized layers are not fused.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:

@@ -140,7 +140,9 @@ def update(folder: str, model: str, tasks: int, algorithm: str, keys: dict[str, 
     if algorithm == "shppo":
         _, latent = build_sampler(config, team)
         latent.inner, sampler = sampler, latent
-    rollout = Rollout(sampler, Length(rare=bool(getattr(section, "refill", 0))), FakeTransition(), PROMPTS, seed=1)
+    rollout = Rollout(
+        sampler, Length(rare=bool(getattr(section, "refill", 0))), FakeTransition(), PROMPTS, seed=1
+    )
     named, logger = [task(f"task_{i}") for i in range(tasks)], Recorder()
     loop = loops.loop(section, named, Path(folder), logger)
     loop.cost = lambda item: 2 ** int(item.task_id.removeprefix("task_"))  # not dealt in turn
