@@ -69,7 +69,7 @@ def test_adapters_are_written_as_they_are(run, tmp_path):
     ("words", "message"),
     [
         (["nowhere"], "RUN: 'nowhere' does not exist"),
-        (["RUN", "--out", "."], "is there already"),
+        (["RUN", "--out", "."], "exists already"),
         (["RUN", "--push", "name"], "use USER/NAME"),
         ([], "the following arguments are required: RUN"),
     ],

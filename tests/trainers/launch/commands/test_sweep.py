@@ -244,7 +244,7 @@ def _command_lines() -> list[bytes]:
             "parameters.a.x",
         ),
         ({"command": ["${program}", "${args_no_hyphens}"]}, "`--override` with"),
-        ({"early_terminate": {"type": "hyperband"}}, "early_terminate: not a key"),
+        ({"early_terminate": {"type": "hyperband"}}, "early_terminate: unknown key"),
     ],
 )
 def test_what_a_local_sweep_cannot_read_is_named(tmp_path, more, message):
