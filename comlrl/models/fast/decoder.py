@@ -125,7 +125,8 @@ class FastDecoder:
         self.names = tuple(adapters)
         exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
-        self.merging = (not adapters or exact) and small  # lower precisions round adapters away
+        # Lower precisions round adapters away, and quantized weights hold none.
+        self.merging = (not adapters or exact) and small and not self.quantized
         self._product_cache: dict[Any, Any] | None = None
 
     def hidden(

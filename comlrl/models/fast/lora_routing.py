@@ -64,8 +64,8 @@ class Router(threading.local):
 def add_router(model: PreTrainedModel) -> Router | None:
     """Give the model's LoRA layers the fast forward pass and a common router.
 
-    None where a layer is neither an ordinary linear one nor one of bitsandbytes (DoRA, …): then
-    all of them stay PEFT's.
+    None where a layer is neither an ordinary linear one nor quantized (DoRA, …): then all of them
+    stay PEFT's.
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
     if not all(_ordinary(layer) for layer in layers):
@@ -78,8 +78,12 @@ def add_router(model: PreTrainedModel) -> Router | None:
 
 
 def is_quantized(linear: torch.nn.Module) -> bool:
-    """Return whether a linear layer's weights are those of bitsandbytes, in 4 or 8 bits."""
-    return type(linear).__module__.startswith("bitsandbytes.")
+    """Return whether a linear layer's weights are those of bitsandbytes or torchao, in few bits."""
+    weight: Any = getattr(linear, "weight", None)
+    return any(
+        kind.__module__.partition(".")[0] in ("bitsandbytes", "torchao")
+        for kind in (type(linear), type(weight))
+    )
 
 
 def _ordinary(layer: Any) -> bool:

@@ -79,7 +79,8 @@ class Product:
         down, up = [], []
         for layer, linear in zip(mine, self.linears, strict=True):
             if layer is None:
-                up.append(linear.weight.new_zeros(linear.out_features, 0, dtype=dtype))
+                device = linear.weight.device
+                up.append(torch.zeros(linear.out_features, 0, dtype=dtype, device=device))
                 continue
             down.append(layer.lora_A[name].weight.to(dtype))
             up.append((layer.lora_B[name].weight * layer.scaling[name]).to(dtype))

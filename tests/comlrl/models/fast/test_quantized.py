@@ -1,6 +1,7 @@
-"""Bases of bitsandbytes: the fast way against PEFT's and transformers' own layers.
+"""Quantized bases: the fast way against PEFT's and transformers' own layers.
 
-Without the package, a stand-in has its place: a linear layer that holds integers and a scale.
+Without the packages, stand-ins have their place: bitsandbytes brings layers, torchao weights, and
+both stand-ins hold integers and a scale.
 """
 
 from __future__ import annotations
@@ -22,15 +23,28 @@ from comlrl.types import Request, Row, Sampling
 from tests.support.plain import near
 from tests.support.tiny_models import EOS, PAD, prompt, team
 
-BITS: dict[str, dict[str, Any]] = {
-    "4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "8": {"load_in_8bit": True},
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bitsandbytes-4": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+    },
+    "bitsandbytes-8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
+    "torchao-8": {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}, "_version": 2}},
+    },
 }  # fmt: skip
-STAND_IN = "stand-in"
-INSTALLED = importlib.util.find_spec("bitsandbytes") is not None
-REAL = pytest.mark.skipif(not INSTALLED, reason="bitsandbytes is not installed")
+
+
+def real(kind: str, base: str) -> Any:
+    package = base.partition("-")[0]
+    missing = importlib.util.find_spec(package) is None
+    skips = pytest.mark.skipif(missing, reason=f"{package} is not installed")
+    return pytest.param(kind, base, marks=skips)
+
+
 BASES = [
-    ("qwen2", STAND_IN), ("llama", STAND_IN),
-    pytest.param("qwen2", "4", marks=REAL), pytest.param("llama", "8", marks=REAL),
+    ("qwen2", "integer layers"), ("llama", "integer layers"), ("qwen2", "integer weights"),
+    real("qwen2", "bitsandbytes-4"), real("llama", "bitsandbytes-8"), real("qwen2", "torchao-8"),
 ]  # fmt: skip
 ROWS = [
     Row(prompt("def f(x):\n"), ((*prompt("  return x"), EOS), prompt("pass")), (0.5, -2.0), (0, 1)),
@@ -54,27 +68,55 @@ class IntegerLinear(torch.nn.Linear):
         return F.linear(x, self.weight.to(self.dtype) * self.scale, self.bias)
 
 
-class LoadsIntegers:
-    @staticmethod
-    def from_pretrained(*arguments: Any, **keywords: Any) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(*arguments, **keywords)
-        for layer in model.model.layers:
-            for part in (layer.self_attn, layer.mlp):
-                for name, module in list(part.named_children()):
-                    if isinstance(module, torch.nn.Linear):
-                        setattr(part, name, IntegerLinear(module))
-        return model
+class IntegerWeight(torch.Tensor):
+    """A weight that shows its original precision, and can only be multiplied by."""
+
+    __module__ = "torchao.stand_in"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, weight.as_subclass(torch.Tensor), *bias)
+        if func.__name__ in ("cat", "new_zeros", "addmm"):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def with_integer_weight(linear: torch.nn.Linear) -> torch.nn.Linear:
+    weight = IntegerLinear(linear)
+    integers = (weight.weight.to(weight.dtype) * weight.scale).as_subclass(IntegerWeight)
+    linear.weight = torch.nn.Parameter(integers, requires_grad=False)
+    return linear
+
+
+STAND_INS = {"integer layers": IntegerLinear, "integer weights": with_integer_weight}
+
+
+def loading(quantize: Any) -> type:
+    class Loads:
+        @staticmethod
+        def from_pretrained(*arguments: Any, **keywords: Any) -> Any:
+            model = AutoModelForCausalLM.from_pretrained(*arguments, **keywords)
+            for layer in model.model.layers:
+                for part in (layer.self_attn, layer.mlp):
+                    for name, module in list(part.named_children()):
+                        if isinstance(module, torch.nn.Linear):
+                            setattr(part, name, quantize(module))
+            return model
+
+    return Loads
 
 
 @pytest.fixture
 def quantized(monkeypatch):
-    def build(kind: str, bits: str, targets: Any = "all-linear"):
+    def build(kind: str, base: str, targets: Any = "all-linear"):
         keys: dict[str, Any] = {"lora__target_modules": targets}
-        if bits == STAND_IN:
-            monkeypatch.setattr(pretrained, "AutoModelForCausalLM", LoadsIntegers)
+        if base in STAND_INS:
+            loads = loading(STAND_INS[base])
+            monkeypatch.setattr(pretrained, "AutoModelForCausalLM", loads)
             return team(kind, **keys)
-        settings = {"quant_method": "bitsandbytes", **BITS[bits]}
-        kwargs = {"quantization_config": settings, "device_map": {"": "cpu"}}
+        kwargs = {"quantization_config": SETTINGS[base], "device_map": {"": "cpu"}}
         return team(kind, dtype="float32", agent_model__model_kwargs=kwargs, **keys)
 
     return build
@@ -88,10 +130,10 @@ def gradients(agent: Agent) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "up_proj"]], ids=["all", "some"])
-@pytest.mark.parametrize(("kind", "bits"), BASES)
-def test_updates_are_those_of_the_layers_themselves(kind, bits, targets, quantized, monkeypatch):
-    agents = quantized(kind, bits, targets)
-    exact = bits == STAND_IN
+@pytest.mark.parametrize(("kind", "base"), BASES)
+def test_updates_are_those_of_the_layers_themselves(kind, base, targets, quantized, monkeypatch):
+    agents = quantized(kind, base, targets)
+    exact = base in STAND_INS
     for index in range(2):
         with agents.acting(index) as agent:
             assert agent.fast is not None and agent.fast.quantized
@@ -105,9 +147,9 @@ def test_updates_are_those_of_the_layers_themselves(kind, bits, targets, quantiz
 
 
 @pytest.mark.parametrize("decoding", ["growing", "static"])
-@pytest.mark.parametrize(("kind", "bits"), BASES)
-def test_sampled_tokens_are_those_of_the_layers_themselves(kind, bits, decoding, quantized):
-    agents = quantized(kind, bits)
+@pytest.mark.parametrize(("kind", "base"), BASES)
+def test_sampled_tokens_are_those_of_the_layers_themselves(kind, base, decoding, quantized):
+    agents = quantized(kind, base)
     requests = [[Request(ROWS[i].prompt_ids, ((i, 0), (i, 1)))] for i in range(2)]
 
     def sampled():
