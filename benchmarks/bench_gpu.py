@@ -184,11 +184,11 @@ def update(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     ids = torch.randint(2, 999, (len(prompts), 4, tokens), generator=generator).tolist()
     rows = rows_of(prompts, ids)
     count = sum(row.length for row in rows)
-    for way in ("grids", "tree"):
+    for way in ("grids", "tree") if device == "cpu" else ("grids", "tree", "compiled"):
         agents = team(device, tiny)
         for agent in agents.agents:
             assert agent.fast is not None
-            agent.fast.tree = way == "tree"
+            agent.fast.tree, agent.fast.compiled = way != "grids", way == "compiled"
         if device != "cpu":
             torch.cuda.reset_peak_memory_stats()
         taken = seconds(partial(gradients, agents, 0, rows), device, 1 if tiny else 3)

@@ -84,11 +84,11 @@ class AgentModelConfig(Section):
         {}, "arguments of the chat template, e.g. {enable_thinking: false}"
     )
     gradient_checkpointing: bool = key(False, "less memory in the update, about a third slower")
-    update_attention: Literal["grids", "tree"] = key(
+    update_attention: Literal["grids", "tree", "compiled"] = key(
         "grids",
         "how packed rows attend in the update, for Qwen2, Qwen3 and Llama; grids: prompts and "
-        "completions by padded batches; tree: all by one mask, with FlexAttention on a GPU "
-        "(experimental, docs/scaling.md)",
+        "completions by padded batches; tree: all by one mask, with FlexAttention on a GPU; "
+        "compiled: tree, in layers compiled by torch.compile (experimental, docs/scaling.md)",
         unused_if=(
             Unused("checkpointing needs the modules", lambda s, _: s.gradient_checkpointing),
         ),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from comlrl.models.agent import Agent
+from comlrl.models.fast.compiled_update import call
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.fast.prefix_cache import full_attention
 from comlrl.models.rows import attention_mask
@@ -110,9 +111,9 @@ def _head(
     def logprobs_of(
         logits: torch.Tensor, targets: torch.Tensor, support: SamplingSupport | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if temperature != 1:
-            logits = logits / temperature
+        if compiled:
+            return call(chosen_logprobs, [logits], targets, temperature), None
+        logits = scaled(logits, temperature)
         if support is not None:
             left = survivors(logits.detach(), targets, support)
             # A finite number, because 0 · ∞ is NaN: these have probability 0 and no gradient.
@@ -131,11 +132,16 @@ def _head(
     head = agent.model.get_output_embeddings()
     row = 4 * len(head.weight)  # bytes
     frozen = not entropy and not any(weight.requires_grad for weight in head.parameters())
+    compiled = frozen and support is None and agent.fast is not None and agent.fast.compiled
+    count = len(hidden_AD)
+    if compiled:  # all pieces have one shape
+        more = rounded(count, step) - count
+        hidden_AD, targets_A = F.pad(hidden_AD, (0, 0, 0, more)), F.pad(targets_A, (0, more))
     most = HEAD_CHUNK_BYTES
     if frozen:
         most = min(most, FROZEN_BYTES.get(agent.device.type, most))
     chunk = max(step, most // row // step * step)
-    if len(hidden_AD) * row <= most:
+    if len(hidden_AD) * row <= most and not compiled:
         return head_logprobs(hidden_AD, targets_A, support)
     chunks = [(hidden_AD[rows], *rest) for rows, *rest in _parts(targets_A, support, chunk)]
     if not frozen:
@@ -143,9 +149,21 @@ def _head(
         entropies = [e for _, e in parts if e is not None]
         logprob_A = torch.cat([logprobs for logprobs, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None
-    piece = max(1, PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES) // row)
+    bytes_at_once = PIECE_BYTES.get(agent.device.type, HEAD_CHUNK_BYTES)
+    piece = step if compiled else max(1, bytes_at_once // row)
     parts = [FrozenHead.apply(*chunk, logits_of, logprobs_of, piece) for chunk in chunks]
-    return torch.cat(parts), None
+    return torch.cat(parts)[:count], None
+
+
+def scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if temperature == 1 else logits / temperature
+
+
+def chosen_logprobs(
+    logits_AV: torch.Tensor, targets_A: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    return -F.cross_entropy(scaled(logits_AV, temperature), targets_A, reduction="none")
 
 
 def _parts(

@@ -114,7 +114,9 @@ def load_team(
         adapters = [f"agent_{i}" for i in indices] if lora.enabled else []
         fast = fast_decoder(model, router, adapters, learns_fast)
         if fast is not None:
-            fast.tree = section.update_attention == "tree"
+            fast.tree = section.update_attention != "grids"
+            compilable = fast.learning and not fast.quantized
+            fast.compiled = compilable and section.update_attention == "compiled"
         for index, start_adapter in zip(indices, copies, strict=True):
             agent = Agent(
                 index=index,

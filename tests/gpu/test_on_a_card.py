@@ -114,13 +114,15 @@ def test_a_step_twice_from_one_seed_has_the_same_bits(dtype: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_one_mask_computes_what_the_grids_do() -> None:
+@pytest.mark.parametrize("way", ["tree", "compiled"])
+def test_one_mask_computes_what_the_grids_do(way: str) -> None:
     values = []
-    for tree in (False, True, True):
+    for attention in ("grids", way, way):
         agents = team("qwen3", dtype="float32", device="cuda")  # heads of 16, FlexAttention's least
         for agent in agents.agents:
             assert agent.fast is not None
-            agent.fast.tree = tree
+            agent.fast.tree = attention != "grids"
+            agent.fast.compiled = attention == "compiled"
         values.append(gradients(agents))
     grids, first, second = values
     for a, b, c in zip(grids, first, second, strict=True):

@@ -21,7 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from comlrl.models.fast import compiled_update
 from comlrl.models.fast.autograd_functions import rms_norm, rotate, swiglu
+from comlrl.models.fast.compiled_update import after_attention, before_attention, call
 from comlrl.models.fast.extended import ExtendedWeights
 from comlrl.models.fast.lora_routing import Router, is_quantized
 from comlrl.models.fast.packed_attention import (
@@ -122,6 +124,7 @@ class FastDecoder:
         ]
         self.bytes = sum(w.nbytes for w in weights)
         self.tree = False  # whether updates attend by one mask, and not in grids
+        self.compiled = False  # and whether their layers are compiled
         self.names = tuple(adapters)
         exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
@@ -162,6 +165,31 @@ class FastDecoder:
             x = x + self.product(layer.down, y, routes)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
 
+    def compiled_hidden(
+        self,
+        ids_T: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+        wanted_W: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last hidden states under the active adapter, through compiled layers."""
+        ((name, _),) = self.acting()
+        heads, eps = (self.heads, self.kv_heads, self.kv_heads), self.norm.variance_epsilon
+        x = self.embedding(ids_T)
+        for index, layer in enumerate(self.layers):
+            products = (layer.qkv, layer.out, layer.gate_up, layer.down)
+            qkv, out, gate_up, down = (product.tensors(name) for product in products)
+            norms = layer.head_norms.norms if layer.head_norms else ()
+            weights = [norm.weight for norm, _ in norms]
+            norm = layer.input_norm.weight
+            y = call(before_attention, [x], norm, qkv, weights, cos_sin, heads, eps)
+            y = attend(index, y)
+            if wanted_W is not None and index == len(self.layers) - 1:
+                x = x.index_select(0, wanted_W)
+            norm = layer.post_attention_norm.weight
+            x = call(after_attention, [x, y], out, norm, gate_up, down, eps)
+        return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
+
     @cached_property
     def extended(self) -> ExtendedWeights:
         """The products with all adapters inside, as they were at the last ``refresh``."""
@@ -171,6 +199,8 @@ class FastDecoder:
     def step(self) -> int:
         """The multiple to which token counts should be rounded."""
         weight = self.embedding.weight
+        if self.compiled:
+            return compiled_update.TOKEN_STEP
         if self.tree and weight.is_cuda:
             return BLOCK
         return shape_step(weight.device, weight.dtype, self.bytes)
@@ -186,16 +216,18 @@ class FastDecoder:
         may name a token several times.
         """
 
-        rotations, acting = self.rotations(batch.positions_T), self.acting()
+        compiled = self.compiled and isinstance(batch.all_tokens, TreePlan)
+        hidden = self.compiled_hidden if compiled else partial(self.hidden, routes=self.acting())
+        rotations = self.rotations(batch.positions_T)
         if wanted_A is None:
             attend = self.attention(batch, batch.all_tokens)
-            return self.hidden(batch.ids_T, rotations, attend, acting)
+            return hidden(batch.ids_T, rotations, attend)
         wanted_W, of_A = wanted_A.unique(return_inverse=True)
         count = len(wanted_W)
         rows_W = F.pad(wanted_W, (0, rounded(count, self.step) - count))  # token 0, once more
         attend = self.attention(batch, batch.read(wanted_W, len(rows_W)))
         device = batch.ids_T.device
-        hidden_WD = self.hidden(batch.ids_T, rotations, attend, acting, rows_W.to(device))
+        hidden_WD = hidden(batch.ids_T, rotations, attend, wanted_W=rows_W.to(device))
         return gather(hidden_WD, Gather.from_rows(of_A, len(rows_W)).to(device))
 
     def attention(

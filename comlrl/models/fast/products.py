@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from comlrl.models.fast.lora_routing import is_quantized
+
+
+class ProductTensors(NamedTuple):
+    """A product by tensors: the weights and biases of its layers, or of all as one; A, B and the
+    scale of each layer's adapter."""
+
+    base: Sequence[tuple[Tensor, Tensor | None]]
+    adapters: Sequence[tuple[Tensor, Tensor, float]]
 
 
 class Product:
@@ -73,17 +81,36 @@ class Product:
 
     def adapter(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Return (Aᵀ, s Bᵀ) of all layers, (in, r) and (r, out)."""
-        mine = [layer if name in getattr(layer, "lora_A", ()) else None for layer in self.layers]
-        if not any(layer is not None for layer in mine):
-            return None
-        down, up = [], []
-        for layer, linear in zip(mine, self.linears, strict=True):
-            if layer is None:
-                device = linear.weight.device
-                up.append(torch.zeros(linear.out_features, 0, dtype=dtype, device=device))
-                continue
-            down.append(layer.lora_A[name].weight.to(dtype))
-            up.append((layer.lora_B[name].weight * layer.scaling[name]).to(dtype))
-        if len(mine) == 1:
-            return down[0].t(), up[0].t()
-        return torch.cat(down).t(), torch.block_diag(*up).t()
+        adapters = self.adapter_tensors(name)
+        return side_by_side(adapters, dtype) if adapters else None
+
+    def tensors(self, name: str | None) -> ProductTensors:
+        """Return the product under an agent's adapter as an argument of a compiled function."""
+        base = [(linear.weight, linear.bias) for linear in self.linears]
+        base = base if self.fused is None else [(self.fused, self.bias)]
+        return ProductTensors(base, self.adapter_tensors(name))
+
+    def adapter_tensors(self, name: str | None) -> list[tuple[Tensor, Tensor, float]]:
+        """Return A, B and s of each layer, of rank 0 where it has none; [] if no layer has one."""
+        has = [name in getattr(layer, "lora_A", ()) for layer in self.layers]
+        adapters = []
+        for layer, linear, adapted in zip(self.layers, self.linears, has, strict=True):
+            if adapted:
+                down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+                adapters.append((down, up, layer.scaling[name]))
+            else:
+                empty = torch.empty(0, device=linear.weight.device)
+                down, up = empty.view(0, linear.in_features), empty.view(linear.out_features, 0)
+                adapters.append((down, up, 1.0))
+        return adapters if any(has) else []
+
+
+def side_by_side(
+    adapters: Sequence[tuple[Tensor, Tensor, float]], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return (Aᵀ, s Bᵀ) of a product's layers, (in, r) and (r, out)."""
+    downs = [down.to(dtype) for down, _, _ in adapters]
+    ups = [(up * scaling).to(dtype) for _, up, scaling in adapters]
+    if len(adapters) == 1:
+        return downs[0].t(), ups[0].t()
+    return torch.cat(downs).t(), torch.block_diag(*ups).t()

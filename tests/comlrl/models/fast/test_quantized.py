@@ -160,3 +160,9 @@ def test_sampled_tokens_are_those_of_the_layers_themselves(kind, base, decoding,
     for agent in agents.agents:
         agent.fast = None
     assert fast == sampled()
+
+
+def test_updates_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(pretrained, "AutoModelForCausalLM", LoadsIntegers)
+    fast = team(agent_model__update_attention="compiled").agents[0].fast
+    assert fast.tree and not fast.compiled
