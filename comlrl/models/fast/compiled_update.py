@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comlrl.models.fast.products import ProductTensors, side_by_side
+from comlrl.models.fast.products import ProductTensors, joint_matrices
 
 TOKEN_STEP = 1024
 
@@ -80,5 +80,5 @@ def linear(x: Tensor, product: ProductTensors) -> Tensor:
     y = torch.cat([F.linear(x, weight, bias) for weight, bias in product.base], -1)
     if not product.adapters:
         return y
-    down, up = side_by_side(product.adapters, x.dtype)
+    down, up = joint_matrices(product.adapters, x.dtype)
     return torch.addmm(y, x @ down, up)

@@ -82,7 +82,7 @@ class Product:
     def adapter(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Return (Aᵀ, s Bᵀ) of all layers, (in, r) and (r, out)."""
         adapters = self.adapter_tensors(name)
-        return side_by_side(adapters, dtype) if adapters else None
+        return joint_matrices(adapters, dtype) if adapters else None
 
     def tensors(self, name: str | None) -> ProductTensors:
         """Return the product under an agent's adapter as an argument of a compiled function."""
@@ -105,7 +105,7 @@ class Product:
         return adapters if any(has) else []
 
 
-def side_by_side(
+def joint_matrices(
     adapters: Sequence[tuple[Tensor, Tensor, float]], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return (Aᵀ, s Bᵀ) of a product's layers, (in, r) and (r, out)."""

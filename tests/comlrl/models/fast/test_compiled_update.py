@@ -14,8 +14,8 @@ from comlrl.models.rows import pack
 from comlrl.processes.statistics import Sums
 from comlrl.types import TokenBatch
 from comlrl.update.accumulate import accumulate, micro_batches
-from tests.comlrl.models.fast.test_trie import CASES, logprobs_and_gradients, numbered, row
 from tests.support.plain import near, relative
+from tests.support.shared_tokens import CASES, logprobs_and_gradients, numbered, row
 from tests.support.tiny_models import PAD, team
 
 ROWS = numbered([row("p" * 5 * n, "ab" * n + "c.", "abd." * n, "b" * n) for n in range(1, 6)])

@@ -162,7 +162,8 @@ def test_sampled_tokens_are_those_of_the_layers_themselves(kind, base, decoding,
     assert fast == sampled()
 
 
-def test_updates_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(pretrained, "AutoModelForCausalLM", LoadsIntegers)
+@pytest.mark.parametrize("base", STAND_INS)
+def test_updates_are_not_compiled(base, monkeypatch):
+    monkeypatch.setattr(pretrained, "AutoModelForCausalLM", loading(STAND_INS[base]))
     fast = team(agent_model__update_attention="compiled").agents[0].fast
     assert fast.tree and not fast.compiled
