@@ -90,7 +90,10 @@ class AgentModelConfig(Section):
         "completions by padded batches; tree: all by one mask, with FlexAttention on a GPU; "
         "compiled: tree, in layers compiled by torch.compile (experimental, docs/scaling.md)",
         unused_if=(
-            Unused("checkpointing needs the modules", lambda s, _: s.gradient_checkpointing),
+            Unused(
+                "with gradient_checkpointing nothing is compiled",
+                lambda s, _: s.gradient_checkpointing and s.update_attention == "compiled",
+            ),
         ),
     )
 

@@ -109,13 +109,12 @@ def load_team(
                 peft=None,
                 fast=fast_decoder(frozen, None),
             )
-        # checkpointing and dropout need the modules
-        learns_fast = not section.gradient_checkpointing and not lora.dropout
         adapters = [f"agent_{i}" for i in indices] if lora.enabled else []
-        fast = fast_decoder(model, router, adapters, learns_fast)
+        fast = fast_decoder(model, router, adapters, learning=not lora.dropout)
         if fast is not None:
             fast.tree = section.update_attention != "grids"
-            compilable = fast.learning and not fast.quantized
+            fast.checkpointing = section.gradient_checkpointing
+            compilable = fast.learning and not (fast.quantized or fast.checkpointing)
             fast.compiled = compilable and section.update_attention == "compiled"
         for index, start_adapter in zip(indices, copies, strict=True):
             agent = Agent(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
+from comlrl.models.fast.decoder import FastDecoder
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
@@ -274,22 +275,26 @@ def test_later_passes_follow_the_clipped_ratio(case, monkeypatch):
         assert 0.05 < clipped < 0.95  # some are cut off, and some are not
 
 
-def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else():
+@pytest.mark.parametrize("decoder", [True, False], ids=["fast", "modules"])
+def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else(decoder, monkeypatch):
+    counted, layer_of = 0, FastDecoder.layer
+
+    def count(*arguments, **keywords):
+        nonlocal counted
+        counted += 1
+        return layer_of(*arguments, **keywords) if decoder else None
+
+    monkeypatch.setattr(FastDecoder, "layer", count)
     calls = {}
     for on in (False, True):
         agents = team(agent_model__gradient_checkpointing=on)
         section = config(discount=DISCOUNT).section
-        for agent in agents.agents:
-            agent.fast = None  # through the modules in either case
+        for agent in agents.agents if not decoder else ():
+            agent.fast = None
         trees = grown(agents, section)
         counted = 0
-
-        def count(*_) -> None:
-            nonlocal counted
-            counted += 1
-
-        for layer in agents.agents[0].model.get_decoder().layers:
-            layer.mlp.register_forward_pre_hook(count)
+        for layer in agents.agents[0].model.get_decoder().layers if not decoder else ():
+            layer.mlp.register_forward_pre_hook(lambda *_: count())
         fast(agents, section, trees)
         calls[on] = counted
         counted = 0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from comlrl.models.fast import compiled_update
@@ -125,6 +126,7 @@ class FastDecoder:
         self.bytes = sum(w.nbytes for w in weights)
         self.tree = False  # whether updates attend by one mask, and not in grids
         self.compiled = False  # and whether their layers are compiled
+        self.checkpointing = False  # whether updates compute each layer again on the way back
         self.names = tuple(adapters)
         exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
@@ -146,24 +148,45 @@ class FastDecoder:
         From the last layer's attention on, other tokens are not computed. ``wanted_routes``:
         theirs, if tokens have different routes.
         """
-        cos, sin = cos_sin
+        step = self.layer
+        if self.checkpointing and torch.is_grad_enabled():
+            # Nothing is drawn inside.
+            step = partial(checkpoint, step, use_reentrant=False, preserve_rng_state=False)
         x = self.embedding(ids_T)
-        for index, layer in enumerate(self.layers):
-            norm = layer.input_norm
-            y = rms_norm(x, norm.weight, norm.variance_epsilon)
-            y = self.product(layer.qkv, y, routes).view(len(x), -1, self.width)
-            y = y if layer.head_norms is None else layer.head_norms(y)
-            y = rotate(y, cos, sin, self.heads + self.kv_heads)
-            y = attend(index, y)
-            if wanted_W is not None and index == len(self.layers) - 1:
-                x = x.index_select(0, wanted_W)
-                routes = routes if wanted_routes is None else wanted_routes
-            x = x + self.product(layer.out, y, routes)
-            norm = layer.post_attention_norm
-            y = rms_norm(x, norm.weight, norm.variance_epsilon)
-            y = swiglu(self.product(layer.gate_up, y, routes))
-            x = x + self.product(layer.down, y, routes)
+        for index in range(len(self.layers) - 1):
+            x = step(index, x, cos_sin, attend, routes, routes)
+        last = routes if wanted_routes is None else wanted_routes
+        x = step(len(self.layers) - 1, x, cos_sin, attend, routes, last, wanted_W)
         return rms_norm(x, self.norm.weight, self.norm.variance_epsilon)
+
+    def layer(
+        self,
+        index: int,
+        x: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+        routes: Routes,
+        routes_after: Routes,
+        wanted_W: Tensor | None = None,
+    ) -> Tensor:
+        """Return a layer's output of all tokens or of those at ``wanted_W``, as ``hidden`` does.
+
+        ``routes_after``: those of its output, after attention.
+        """
+        layer, (cos, sin) = self.layers[index], cos_sin
+        norm = layer.input_norm
+        y = rms_norm(x, norm.weight, norm.variance_epsilon)
+        y = self.product(layer.qkv, y, routes).view(len(x), -1, self.width)
+        y = y if layer.head_norms is None else layer.head_norms(y)
+        y = rotate(y, cos, sin, self.heads + self.kv_heads)
+        y = attend(index, y)
+        if wanted_W is not None:
+            x = x.index_select(0, wanted_W)
+        x = x + self.product(layer.out, y, routes_after)
+        norm = layer.post_attention_norm
+        y = rms_norm(x, norm.weight, norm.variance_epsilon)
+        y = swiglu(self.product(layer.gate_up, y, routes_after))
+        return x + self.product(layer.down, y, routes_after)
 
     def compiled_hidden(
         self,
