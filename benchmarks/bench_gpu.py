@@ -67,7 +67,7 @@ def base(device: str, tiny: bool) -> Any:
         model: Any = Qwen2ForCausalLM(config)
     model.to(dtype=torch.float32 if device == "cpu" else torch.bfloat16).eval()
     with torch.no_grad():  # nuclei of a few tokens, as after training
-        model.get_output_embeddings().weight.mul_(5)
+        model.get_output_embeddings().weight.mul_(10)
     return model
 
 

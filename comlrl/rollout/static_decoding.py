@@ -1,15 +1,16 @@
 """Decoding by static steps: the tokens of ``generation``'s other ways, and no waits within a step.
 
 A step is two functions of tensors at fixed addresses, each a CUDA graph where there is a GPU: the
-draw, and the pass of its tokens through the model (``models/fast/static_step.py``). Between them
+draw, and the pass of its tokens through the model (``models/fast/static_step.py``). After a draw
 the host reads three numbers: rows that continue, rows whose draw needs more than the likeliest
-tokens, and rows whose text may hold a stop.
+tokens, and rows whose text may hold a stop. Where there are graphs, the pass is started before they
+are read, so that a GPU need not wait for the host. It is undone where a draw has to be made anew.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import torch
@@ -62,6 +63,7 @@ class StaticDraw:
         self.wide_R, self.may_R = (new(rows, dtype=torch.bool) for _ in range(2))
         self.broken = new(dtype=torch.bool)
         self.status = new(3, dtype=torch.long)
+        self.status_on_host = torch.zeros(3, dtype=torch.long, pin_memory=device.type == "cuda")
         self.stop_V = new(vocabulary, dtype=torch.bool)
         self.completing_WV = None if draw.completing is None else draw.completing.clone()
         self.greedy = any(way.temperature == 0 for way in draw.ways)
@@ -149,6 +151,18 @@ class StaticDraw:
             self.may_R.copy_(self.completing_WV[self.way_R, token_R] & self.going_R)
         wide = (self.wide_R & self.before_R).sum()
         self.status.copy_(torch.stack([self.going_R.sum(), wide, self.may_R.sum()]))
+
+    def reading(self) -> Callable[[], list[int]]:
+        """Start reading ``status`` as it is now; what is returned waits for it."""
+        self.status_on_host.copy_(self.status, non_blocking=True)
+        event = torch.cuda.current_stream().record_event() if self.status.is_cuda else None
+
+        def status() -> list[int]:
+            if event is not None:
+                event.synchronize()
+            return self.status_on_host.tolist()
+
+        return status
 
     def _truncated(self, probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
         """Draw from what top-k and then top-p leave, if that is less than ``top`` tokens."""
@@ -305,20 +319,32 @@ class StaticDecoding:
         slot_of_row = prompt_of_row * siblings + row - first_P[prompt_of_row]
         row_of_slot = torch.zeros_like(batch.token_R).index_copy_(0, slot_of_row, row)
         state.begin(draw, slot_of_row)
-        alive = len(prompt_of_row)
+        alive, wide = len(prompt_of_row), 0
         for step in range(draw.steps):
             draw.note_written(alive)
             graphs.run("draw", state.draw, [state.going_R])
-            alive, wide, may = state.status.tolist()  # all that the host waits for
+            status = state.reading()
+            reach = min(bucket(step + 1, TOKEN_BUCKETS), batch.capacity)
+            advance = partial(
+                graphs.run, ("step", reach), partial(batch.step, reach), [batch.t, batch.hidden_RD]
+            )
+            last = step == draw.steps - 1
+            ahead = self.capture and not last and not wide  # after one wide draw comes another
+            if ahead:
+                advance()
+            alive, wide, may = status()  # all that the host waits for
             if wide:
+                if ahead:
+                    batch.undo()
+                    ahead = False
                 state.draw_wide(draw, row_of_slot, step)
                 alive, _, may = state.status.tolist()
             if may:
                 alive -= state.stop_by_text(draw, step)
-            if alive == 0 or step == draw.steps - 1:
+            if alive == 0 or last:
                 break
-            reach = min(bucket(step + 1, TOKEN_BUCKETS), batch.capacity)
-            graphs.run(("step", reach), partial(batch.step, reach), [batch.t, batch.hidden_RD])
+            if not ahead:
+                advance()
         draw.broken |= state.broken
         draw.logprobs = state.logprobs_RT[slot_of_row, : draw.steps]
         if state.max_support is not None:

@@ -27,9 +27,10 @@ MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly che
 SHARE_STEP = SHAPE_STEP  # tokens; shares are multiples of it, and fewer are not worth a thread
 ALONE = {"cpu": 2, "cuda": 1}  # times what rows together have, for one that is long by itself
 GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
-# Of one micro-batch, before the head. A GPU gives an eighth of its memory, whatever else it holds,
-# so that batches are the same in every run; the number here is that of 80 GiB, for a dry run.
-ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 10 << 30}
+# Of one micro-batch, before the head. A GPU gives a quarter of the memory that the weights leave,
+# whatever else it holds, so that batches are the same in every run; the number here is that of
+# 80 GiB, for a dry run.
+ACTIVATION_BYTES = {"cpu": 256 << 20, "cuda": 20 << 30}
 
 
 def micro_batches(
@@ -79,6 +80,7 @@ def token_budget(agent: Agent) -> int:
     kind, memory = _kind(agent), None
     if agent.device.type == "cuda":
         memory = torch.cuda.get_device_properties(agent.device).total_memory
+        memory -= sum(parameter.nbytes for parameter in agent.model.parameters())
     return tokens_at_once(kind, _activation_bytes(agent), memory)
 
 
@@ -88,8 +90,8 @@ def _kind(agent: Agent) -> str:
 
 def tokens_at_once(kind: str, activations: float, memory: int | None = None) -> int:
     """Return the tokens of a micro-batch on this kind of device; ``activations``: bytes that a
-    token leaves; ``memory``: bytes of a GPU in all."""
-    most = ACTIVATION_BYTES[kind] if memory is None else memory // 8
+    token leaves; ``memory``: bytes of a GPU beside the weights."""
+    most = ACTIVATION_BYTES[kind] if memory is None else memory // 4
     return max(256, min(MICRO_BATCH_TOKENS[kind], int(most // activations)))
 
 

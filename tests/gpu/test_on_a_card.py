@@ -135,7 +135,8 @@ def test_a_card_computes_what_a_cpu_does() -> None:
     for device in ("cpu", "cuda"):
         with team(device=device).acting(0) as agent, torch.no_grad():
             values.append(action_logprobs(agent, pack(ROWS, PAD), 0.7).logprob_A.cpu())
-    torch.testing.assert_close(*values, rtol=0, atol=1e-9)
+    # transformers computes angles in float32, whose cosines are not the same on both.
+    torch.testing.assert_close(*values, rtol=0, atol=1e-5)
 
 
 def test_a_run_killed_and_resumed_has_the_bits_of_an_undisturbed_one(

@@ -53,10 +53,13 @@ def before_attention(
     """
     cos, sin = cos_sin
     y = linear(F.rms_norm(x, norm.shape, norm, eps), qkv).view(len(x), sum(heads), -1)
-    *turning, values = y.split(heads, 1)
-    for at, weight in enumerate(head_norms):
-        turning[at] = F.rms_norm(turning[at], weight.shape, weight, eps)
-    turned = torch.cat(turning, 1)
+    query, key, values = y.split(heads, 1)
+    if head_norms:
+        query, key = (
+            F.rms_norm(part, weight.shape, weight, eps)
+            for part, weight in zip((query, key), head_norms, strict=True)
+        )
+    turned = torch.cat([query, key], 1)
     turned = turned * cos + turned.roll(turned.shape[-1] // 2, -1) * sin
     return torch.cat([turned, values], 1)
 

@@ -167,6 +167,7 @@ class StaticBatch:
         self.at_T = torch.arange(tokens, device=self.device)
         self.token_R = new(rows, dtype=torch.long)  # each row's newest
         self.hidden_RD = new(rows, weight.shape[1], dtype=weight.dtype)
+        self.previous_RD = torch.zeros_like(self.hidden_RD)  # before the newest step
         self.cos, self.sin = fast.rotations(torch.arange(length + tokens, device=self.device))
         self.owner_RN = new(rows, len(fast.names), dtype=weight.dtype)
 
@@ -221,6 +222,7 @@ class StaticBatch:
 
         ``reach``: how many of the rows' own tokens are looked at, more than the step's number.
         """
+        self.previous_RD.copy_(self.hidden_RD)
         position_R = self.length_R + self.t
         suffix_bias = torch.zeros(1, 1, reach, dtype=self.bias_PL.dtype, device=self.device)
         suffix_bias.masked_fill_(self.at_T[:reach] > self.t, -torch.inf)
@@ -238,3 +240,8 @@ class StaticBatch:
         norm = self.fast.norm
         self.hidden_RD.copy_(F.rms_norm(x, norm.weight.shape, norm.weight, self.scalars.eps))
         self.t.add_(1)
+
+    def undo(self) -> None:
+        """Take the newest step back, so that it can be made with other tokens."""
+        self.t.sub_(1)
+        self.hidden_RD.copy_(self.previous_RD)

@@ -48,14 +48,18 @@ def requests(agent: int, siblings: list[int]) -> list[Request]:
 
 
 def both(agents, asked, sampling, repeat: int = 1):
-    """What the shrinking batch and the static one write."""
+    """What the shrinking batch and the static one write; steps may start before their draw is
+    read."""
     wanted = Generator(agents).sample(asked, sampling)
-    generator = Generator(agents, decoding="static")
-    assert generator.static is not None
-    for _ in range(repeat):  # a state is used anew
-        found = generator.sample(asked, sampling)
-    assert generator.static.states, "another way was taken"
-    return wanted, found
+    written = []
+    for decoding in ("static", "graphs"):
+        generator = Generator(agents, decoding=decoding)
+        assert generator.static is not None
+        for _ in range(repeat):  # a state is used anew
+            written.append(generator.sample(asked, sampling))
+        assert generator.static.states, "another way was taken"
+    same(written[0], written[-1])
+    return wanted, written[-1]
 
 
 def same(wanted, found) -> None:

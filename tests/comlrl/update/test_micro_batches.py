@@ -108,8 +108,8 @@ def test_worker_threads_sum_gradients_separately_as_far_as_memory_goes(
         torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("memory", "tokens"), [(16, 2048), (8, 1024), (80, 8192), (None, 8192)])
-def test_a_gpu_gives_an_eighth_of_its_memory(memory: int | None, tokens: int):
+@pytest.mark.parametrize(("memory", "tokens"), [(16, 4096), (8, 2048), (80, 8192), (None, 8192)])
+def test_a_gpu_gives_a_quarter_of_its_memory(memory: int | None, tokens: int):
     each = 1 << 20  # bytes that a token leaves
     gib = None if memory is None else memory << 30
     assert accumulate.tokens_at_once("cuda", each, gib) == tokens
