@@ -323,9 +323,10 @@ class GenerationConfig(Section):
         above=0,
         unused_if=(Unused("the server forms the batches", lambda s, _: s.backend == "vllm"),),
     )
-    decoding: Literal["growing", "static", "graphs", "compiled"] = key(
-        "growing",
-        "builtin, for Qwen2, Qwen3 and Llama; growing: caches grow and finished rows leave; "
+    decoding: Literal["auto", "growing", "static", "graphs", "compiled"] = key(
+        "auto",
+        "builtin, for Qwen2, Qwen3 and Llama; auto: graphs on a GPU, growing elsewhere; "
+        "growing: caches grow and finished rows leave; "
         "static: all steps have the same shapes; graphs: static, replayed as CUDA graphs on a GPU; "
         "compiled: graphs of layers compiled by torch.compile (experimental, docs/scaling.md)",
         unused_if=(

@@ -40,16 +40,18 @@ class Generator(TeamReader):
         max_length: int = 2048,
         head: Head | None = None,
         *,
-        decoding: Literal["growing", "static", "graphs", "compiled"] = "growing",
+        decoding: Literal["auto", "growing", "static", "graphs", "compiled"] = "auto",
     ) -> None:
         super().__init__(team, max_length)
         self.max_batch_tokens, self.head = max_batch_tokens, head
-        static = decoding != "growing" and head is None
-        self.static = (
-            StaticDecoding(decoding in ("graphs", "compiled"), decoding == "compiled")
-            if static
-            else None
-        )
+        if decoding == "auto":
+            on_gpus = all(agent.device.type == "cuda" for agent in team.agents)
+            decoding = "graphs" if on_gpus else "growing"
+        self.static: StaticDecoding | None = None
+        if decoding != "growing" and head is None:
+            self.static = StaticDecoding(
+                max_batch_tokens, decoding in ("graphs", "compiled"), decoding == "compiled"
+            )
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
         # Called as completions grow, with how many more are written, a part of one at each token.

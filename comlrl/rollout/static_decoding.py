@@ -35,7 +35,6 @@ from comlrl.types import SamplingSupport
 
 TOP = 256  # likeliest tokens among which truncation looks
 BLOCK = 512  # tokens of the vocabulary in a part of the two-level sum
-STATES = 12  # kept on a GPU, where graphs read them
 WASTE = 2  # times the rows that a grid may have
 
 
@@ -284,9 +283,13 @@ def _place(weight_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
 class StaticDecoding:
     """The states of batches alike, and their graphs."""
 
-    def __init__(self, capture: bool, compiled: bool = False) -> None:
-        """Set up without states. ``capture``: as graphs, on a GPU; ``compiled``: each layer."""
-        self.capture, self.compiled = capture, compiled
+    def __init__(self, max_slots: int, capture: bool, compiled: bool = False) -> None:
+        """Set up without states.
+
+        ``max_slots``: keys and values that states of earlier batches may hold with the newest's;
+        ``capture``: as graphs, on a GPU; ``compiled``: each layer.
+        """
+        self.max_slots, self.capture, self.compiled = max_slots, capture, compiled
         self.states: OrderedDict[Hashable, tuple[StaticBatch, StaticDraw, Graphs]] = OrderedDict()
 
     def decode(
@@ -369,7 +372,9 @@ class StaticDecoding:
             self.states.move_to_end(key)
             return self.states[key]
         capturing = self.capture and draw.agent.device.type == "cuda"
-        while len(self.states) >= (STATES if capturing else 1):
+        slots = grid * (length + siblings * tokens)
+        most = self.max_slots if capturing else 0
+        while self.states and slots + sum(b.slots for b, _, _ in self.states.values()) > most:
             self.states.popitem(last=False)
         batch = StaticBatch(fast, grid, siblings, length, tokens, self.compiled)
         made = batch, StaticDraw(draw.agent, batch, draw), Graphs(capturing)

@@ -144,6 +144,7 @@ class StaticBatch:
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
         self.device, rows = weight.device, prompts * siblings
+        self.slots = prompts * (length + siblings * tokens)  # of keys and values in a layer
         kv, width = fast.kv_heads, fast.width
         dtype = wide(torch.empty(0, dtype=weight.dtype, device=self.device)).dtype
 
