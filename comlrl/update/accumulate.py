@@ -80,7 +80,8 @@ def token_budget(agent: Agent) -> int:
     kind, memory = _kind(agent), None
     if agent.device.type == "cuda":
         memory = torch.cuda.get_device_properties(agent.device).total_memory
-        memory -= sum(parameter.nbytes for parameter in agent.model.parameters())
+        if not agent.sharded:
+            memory -= sum(parameter.nbytes for parameter in agent.model.parameters())
     return tokens_at_once(kind, _activation_bytes(agent), memory)
 
 
