@@ -373,7 +373,7 @@ class StaticDecoding:
             return self.states[key]
         capturing = self.capture and draw.agent.device.type == "cuda"
         slots = grid * (length + siblings * tokens)
-        most = self.max_slots if capturing else 0
+        most = self.max_slots if self.capture else 0
         while self.states and slots + sum(b.slots for b, _, _ in self.states.values()) > most:
             self.states.popitem(last=False)
         batch = StaticBatch(fast, grid, siblings, length, tokens, self.compiled)

@@ -213,6 +213,16 @@ def test_the_two_level_sum_draws_what_the_plain_sum_draws():
     torch.testing.assert_close(share, weight.gather(1, token[:, None])[:, 0] / cdf[:, -1])
 
 
+@pytest.mark.parametrize(("most", "count"), [(1, 1), (3100, 2), (4352, 3)])
+def test_states_of_earlier_batches_stay_while_their_slots_allow(most, count):
+    generator = Generator(team(), decoding="graphs")
+    assert generator.static is not None
+    generator.static.max_slots = most
+    for tokens in (12, 65, 129, 12):  # 2 · (128 + 4 · bucket) slots: 768, 1280, 2304
+        generator.sample([requests(0, [4, 4]), []], Sampling(1.0, tokens))
+    assert len(generator.static.states) == count
+
+
 def test_buckets():
     assert [bucket(n, ROW_BUCKETS) for n in (1, 8, 9, 65, 512, 513, 1025)] == [
         8, 8, 16, 96, 512, 1024, 1536,
