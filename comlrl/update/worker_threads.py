@@ -42,5 +42,12 @@ def run_parallel(
 def _at_once(jobs: Sequence[Callable[[], T]], workers: int, threads: int) -> list[T]:
     if workers < 2:
         return [job() for job in jobs]
-    with ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(threads)) as pool:
+    with ThreadPoolExecutor(workers, initializer=lambda: _set_threads(threads)) as pool:
         return [future.result() for future in [pool.submit(job) for job in jobs]]
+
+
+def _set_threads(threads: int) -> None:
+    # A thread's first read takes the number that any thread set last. Read before setting, so that
+    # a later read returns this thread's number.
+    torch.get_num_threads()
+    torch.set_num_threads(threads)

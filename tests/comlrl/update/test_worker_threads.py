@@ -41,6 +41,17 @@ def test_jobs_share_the_cores(jobs, each):
 
 
 @pytest.mark.usefixtures("eight_threads")
+def test_a_job_is_not_given_the_threads_that_another_thread_sets():
+    def threads_after_another_thread_set_its_number() -> int:
+        other = threading.Thread(target=torch.set_num_threads, args=(1,))
+        other.start()
+        other.join()
+        return torch.get_num_threads()
+
+    assert run_parallel([threads_after_another_thread_set_its_number] * 2, HERE) == [4, 4]
+
+
+@pytest.mark.usefixtures("eight_threads")
 def test_one_after_the_other_where_only_one_can():
     here = threading.get_ident()
     assert run_parallel([threading.get_ident] * 3, HERE, allowed=False) == [here] * 3
