@@ -170,6 +170,7 @@ class SHPPOTrainer:
         # taking it here would round the sums differently.
         acting = [stage.start for stage in self.stages]
         views_S = decisions.views(acting, centralized=True)
+        self.critic.observe(observation_SND.flatten(0, 1))
         reader = PooledReader(self.critic, decisions, observation_SND.flatten(0, 1), views_S)
         values = StepValues(self.section, self.team.processes, reader)
         chains = decisions.chains(acting)
@@ -261,6 +262,7 @@ class SHPPOTrainer:
 
         epochs = passes(states, size, section.ppo_epochs, key, rolled.span, rolled.deal)
         metrics |= run_epochs(self.team.processes, epochs, section.target_kl, update, after)
+        self.critic.returns.add(samples.values.returns.flat()[:, None])
         metrics |= policy.before()
         return metrics | {
             "value_loss": sum(losses) / len(losses),

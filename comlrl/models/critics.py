@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import action_states
 from comlrl.models.rows import pack, row_groups
+from comlrl.processes.distributed import all_gather
 from comlrl.types import Row, TokenBatch
 
 HIDDEN = 128  # width of a critic's hidden layer
 OBSERVED_TOKENS = 4096  # of one forward pass over prompts
+DECAY = 0.97  # of the weight of earlier steps in running moments
+LEAST_DEVIATION = 0.01
+MOST_DEVIATIONS = 5.0
 
 
 class TokenCritic(nn.Module):
@@ -36,22 +41,64 @@ class TokenCritic(nn.Module):
         return self.layers(hidden_AD.detach().float())[:, 0]
 
 
+class RunningMoments(nn.Module):
+    """Means and standard deviations over a run's steps, of which earlier ones weigh less."""
+
+    weight: torch.Tensor
+    sums: torch.Tensor  # of x and of x², (2, W)
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(2, width, dtype=torch.float64))
+
+    @torch.no_grad()
+    def add(self, values_XW: torch.Tensor) -> None:
+        """Add a step's values, of all processes. A collective call."""
+        values = values_XW.double()
+        local = torch.stack([values.sum(0), values.square().sum(0)]).cpu()
+        counts, sums = zip(*all_gather((len(values), local)), strict=True)
+        if count := sum(counts):
+            mean = torch.stack(sums).sum(0).to(self.sums.device) / count
+            self.weight.mul_(DECAY).add_(1 - DECAY)
+            self.sums.mul_(DECAY).add_(mean, alpha=1 - DECAY)
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """Return the means, (W,); 0 before the first step."""
+        return self.sums[0] / self.weight.clamp(min=1e-300)
+
+    @property
+    def deviation(self) -> torch.Tensor:
+        """Return the standard deviations, (W,); 1 before the first step."""
+        square = self.sums[1] / self.weight.clamp(min=1e-300)
+        variance = (square - self.mean.square()).clamp(min=0) + LEAST_DEVIATION**2
+        return torch.where(self.weight > 0, variance.sqrt(), 1.0)
+
+
 class TeamCritic(nn.Module):
     """V(s) on what the agents of a set read: all of them (centralized), or one (independent).
 
-    V(s) = ρ(mean_i φ(LN(o_i))),   o_i = masked mean of hidden states over agent i's prompt
+    V(s) = μ + σ ρ(mean_i φ(z(LN(o_i)))),   o_i = masked mean of hidden states over agent i's prompt
+
+    z standardizes each feature by its moments over the run's steps, and μ and σ are those of the
+    returns (2006.05990 recommends the former, 2103.01955 the latter). Means over prompts of one
+    template differ by a few percent of their size: without z, V hardly tells problems apart.
     """
 
     def __init__(self, width: int, hidden: int = HIDDEN, heads: int = 1) -> None:
         """Initialize the critic. ``heads``: values per state, one per agent; 1: all share it."""
         super().__init__()
-        self.each = nn.Sequential(
-            nn.LayerNorm(width, elementwise_affine=False), nn.Linear(width, hidden), nn.Tanh()
-        )
+        self.observed, self.returns = RunningMoments(width), RunningMoments(1)
+        self.each = nn.Sequential(nn.Linear(width, hidden), nn.Tanh())
         self.together = nn.Sequential(
             nn.Linear(hidden, hidden), nn.Tanh(), zero(nn.Linear(hidden, heads))
         )
         self.heads = heads
+
+    def observe(self, observation_PD: torch.Tensor) -> None:
+        """Add what is read in a step, before its values. A collective call."""
+        self.observed.add(F.layer_norm(observation_PD, observation_PD.shape[-1:]))
 
     def forward(
         self,
@@ -64,7 +111,10 @@ class TeamCritic(nn.Module):
         ``agent_S``: whose value, if each agent has its own. ``count_S``: how many of the N
         observations are in the set, the first ones; None: all.
         """
-        each_SNH = self.each(observation_SND)
+        normed_SND = F.layer_norm(observation_SND, observation_SND.shape[-1:])
+        standard_SND = (normed_SND - self.observed.mean) / self.observed.deviation
+        standard_SND = standard_SND.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS).to(observation_SND)
+        each_SNH = self.each(standard_SND)
         if count_S is None:
             mean_SH = each_SNH.mean(1)
         else:
@@ -72,6 +122,7 @@ class TeamCritic(nn.Module):
             inside_SN = (place_N < count_S[:, None]).to(each_SNH)
             mean_SH = (each_SNH * inside_SN[..., None]).sum(1) / count_S[:, None]
         value_SH = self.together(mean_SH)
+        value_SH = value_SH * self.returns.deviation.to(value_SH) + self.returns.mean.to(value_SH)
         return value_SH[:, 0] if self.heads == 1 else _select_head(value_SH, agent_S)
 
 

@@ -105,9 +105,12 @@ class TeamCritics:
     ) -> list[dict[str, float]]:
         """Run the passes of critics that have separate ones; return what is logged of each."""
         metrics = [{"explained_variance": critic.explained_variance()} for critic in values]
-        for critic, of_critic, optimizer in zip(values, metrics, self.optimizers, strict=True):
+        of_all = zip(values, metrics, self.networks, self.optimizers, strict=True)
+        for critic, of_critic, network, optimizer in of_all:
             if critic.reader is not None and self.team.processes.total(critic.count) > 0:
                 of_critic["value_loss"] = critic.learn(optimizer, epochs())
+            if isinstance(network, TeamCritic):
+                network.returns.add(critic.returns.flat()[:, None])
         return metrics
 
     def _reader(
@@ -127,6 +130,8 @@ class TeamCritics:
         if isinstance(critic, TeamCritic):
             assert seen_PD is not None
             views_S = decisions.views(agents, self.centralized)
+            reads = [decisions[number].agent in agents for number in decisions.prompts]
+            critic.observe(seen_PD[torch.tensor(reads, dtype=torch.bool)])
             return PooledReader(critic, decisions, seen_PD, views_S)
         return None
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from comlrl.errors import NonFiniteError
 from comlrl.loop import checkpoint
@@ -196,7 +197,9 @@ def plain_values(trainer, i, turns, ids):
     for j, part in zip(agents if centralized else [i], read, strict=True):
         with trainer.team.acting(0 if section.shared_policy else j) as agent:
             seen.append(states(agent, part).mean(0).float().detach())
-    return critic.together(critic.each(torch.stack(seen)[None]).mean(1))[:, head]
+    normed = F.layer_norm(torch.stack(seen), seen[0].shape)
+    standard = ((normed - critic.observed.mean) / critic.observed.deviation).clamp(-5, 5)
+    return critic.together(critic.each(standard.float()).mean(0))[None, head]
 
 
 @torch.no_grad()
