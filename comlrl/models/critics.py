@@ -205,7 +205,6 @@ def _hidden(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor
             position_ids=batch.positions_RL.to(agent.device),
             use_cache=False,
         ), real_RL
-    flat_TD = agent.fast.packed(agent.fast.pack(batch))
-    hidden_RLD = flat_TD.new_zeros(*real_RL.shape, flat_TD.shape[-1])
-    hidden_RLD[real_RL] = flat_TD[: int(real_RL.sum())]
-    return hidden_RLD, real_RL
+    packed = agent.fast.pack(batch)
+    flat_TD = agent.fast.packed(packed)
+    return flat_TD[packed.token_RL.to(agent.device)], real_RL

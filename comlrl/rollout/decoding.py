@@ -99,9 +99,11 @@ class ByFastDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         lengths_P = self.cache.lengths_P
         rows = [Row(tuple(prompt), (), (), ()) for prompt in prompts]
-        batch = Packed(pack(rows, pad_id=0), lengths_P.device, self.fast.step)
+        agent_P = torch.tensor([self.adapters.index(adapter) for adapter in self.adapters])
+        batch = Packed(pack(rows, 0), lengths_P.device, self.fast.step, agent_R=agent_P)
         prompt_of_P = torch.arange(len(prompts), device=lengths_P.device)
-        prompt_of_T = _filled(prompt_of_P.repeat_interleave(lengths_P), len(batch.ids_T))
+        tokens_P = batch.tokens_P.to(lengths_P.device)
+        prompt_of_T = _filled(prompt_of_P.repeat_interleave(tokens_P), len(batch.ids_T))
         last_W = _filled(batch.ends_P, rounded(len(prompts), ROWS_STEP)).to(lengths_P.device)
         last_routes = routes(self.adapters, _filled(prompt_of_P, len(last_W)))
         last = batch.read(batch.ends_P, len(last_W))

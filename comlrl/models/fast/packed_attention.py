@@ -1,9 +1,10 @@
-"""Attention that knows the structure of packed rows: prompts among themselves, completions to
-their prompt and themselves.
+"""Attention that knows the structure of packed rows: prompts to their common beginning and
+themselves, completions to their prompt and themselves.
 
 A mask over a packed row of a prompt of p tokens and G completions of c has (p + G c)² entries, of
 which p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys:
-prompts, attended causally, and completions, whose keys follow those of their prompt. A token may
+prompts, attended causally, and completions, whose keys follow those of their prompt. If the prompts
+of an agent begin alike, their common beginning is a grid of its own. A token may
 fill several slots of the grids: its gradient is the sum over them, and its output is read at one.
 """
 
@@ -235,15 +236,17 @@ class Packed:
         step: int,
         last_tokens: bool = False,
         tree: bool = False,
+        agent_R: Tensor | None = None,
     ) -> None:
         """Pack a batch.
 
         ``step``: T is padded to a multiple of it, with tokens that are nobody's key;
         ``last_tokens``: completions' last tokens are computed too, though they predict nothing;
-        ``tree``: attention is by one mask, and tokens stand row by row.
+        ``tree``: attention is by one mask, and tokens stand row by row; ``agent_R``: the rows'
+        agents, where they are several (``CommonBeginning.from_batch``).
         """
         self.device = device
-        trie = Trie.from_batch(batch, last_tokens)
+        trie = Trie.from_batch(batch, last_tokens, agent_R)
         if tree:
             trie = trie.by_rows()
         real = trie.token_RL >= 0
@@ -252,6 +255,7 @@ class Packed:
             [batch.token_ids_RL[real], batch.positions_RL[real]]
         )
         self.ids_T, self.positions_T = tokens_T.to(device)
+        self.token_RL = trie.token_RL  # on the CPU
         row_A, column_A = batch.action_mask_RL.nonzero(as_tuple=True)
         previous_A = batch.previous_RL[row_A, column_A]
         self.token_A = trie.token_RL[row_A, column_A]  # the action's, or −1; on the CPU
@@ -262,22 +266,29 @@ class Packed:
             ends = torch.tensor(subtree_ends(tokens_T[1].tolist()))
             self.all_tokens = TreePlan(ends.to(device))
             return
+        common, first_P = trie.common.length, trie.common.first_R
         lengths_P = (batch.segment_RL == 0).sum(1)
-        starts_P = lengths_P.cumsum(0) - lengths_P
-        column = torch.arange(int(lengths_P.max()))
-        mask_PL = column < lengths_P[:, None]
-        token_PL = (starts_P[:, None] + column).where(mask_PL, 0)
+        mask_PL = torch.arange(int(lengths_P.max())) < lengths_P[:, None]
+        token_PL = trie.token_RL[:, : mask_PL.shape[1]].where(mask_PL, 0)
+        self.ends_P = token_PL[torch.arange(len(lengths_P)), lengths_P - 1]
+        self.prompt_tokens = trie.prompt_tokens
+        shared_P = common * (first_P != torch.arange(len(first_P)))
+        self.tokens_P = lengths_P - shared_P  # of each prompt, without those of an earlier one
+        beginnings = []
         self.prompts = Grid.causal(token_PL, mask_PL)
-        self.ends_P = starts_P + lengths_P - 1
+        if common:
+            first = first_P.unique()
+            beginnings = [Grid.causal(token_PL[first, :common], mask_PL[first, :common])]
+            self.prompts = Grid(token_PL[:, common:], mask_PL[:, common:], token_PL, mask_PL)
         self.completions = []
-        for S in length_groups(trie.lengths_S, len(column)):
+        for S in length_groups(trie.lengths_S, mask_PL.shape[1]):
             width = int(trie.lengths_S[S].max())
             query_SC, prompt_S = trie.path_SC[S, :width], trie.row_S[S]
             mask_SC = torch.arange(width) < trie.lengths_S[S, None]
             key_SK = torch.cat([token_PL[prompt_S], query_SC], 1)
             mask_SK = torch.cat([mask_PL[prompt_S], mask_SC], 1)
             self.completions.append(Grid(query_SC, mask_SC, key_SK, mask_SK))
-        grids = [self.prompts, *self.completions]
+        grids = [self.prompts, *self.completions, *beginnings]
         all_tokens = AttentionPlan.from_grids(
             grids, len(self.ids_T), torch.arange(trie.count), len(self.ids_T)
         )
@@ -292,7 +303,7 @@ class Packed:
             query_Q = F.pad(wanted_W, (0, rows - len(wanted_W)))
             return TreePlan(self.all_tokens.end_T, query_Q.to(self.device))
         key_PL, mask_PL = self.prompts.key_SK, self.prompts.key_mask_SK
-        of_prompts = wanted_W[wanted_W < mask_PL.sum()]
+        of_prompts = wanted_W[wanted_W < self.prompt_tokens]
         assert torch.isin(of_prompts, self.ends_P).all(), "inside prompts nothing is read"
         ends = self.ends_P[:, None]
         grids = [Grid(ends, torch.ones_like(ends).bool(), key_PL, mask_PL), *self.completions]

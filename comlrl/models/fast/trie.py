@@ -1,7 +1,8 @@
-"""The distinct tokens of packed rows: a common prefix of siblings is computed once.
+"""The distinct tokens of packed rows: a common prefix is computed once.
 
-A token's hidden state depends on its prompt and on the tokens before it, so the completions of a
-row are a tree below their prompt's last token. Completions of trained policies are often the same.
+A token's hidden state depends on the tokens before it alone, so the completions of a row are a tree
+below their prompt's last token. Completions of trained policies are often the same. Prompts of one
+agent begin alike: with a system message, instructions or worked examples.
 A completion's last token predicts nothing, so its state is computed only on request.
 """
 
@@ -16,9 +17,50 @@ from torch import Tensor
 from comlrl.types import TokenBatch
 
 
+WORTH_SHARING = 1 / 16  # least share of the prompts' tokens that a common beginning must save
+
+
+@dataclass(frozen=True, slots=True)
+class CommonBeginning:
+    """The tokens with which all prompts of an agent begin, as many for each agent.
+
+    R: rows. The first of an agent's rows stands for all of them.
+    """
+
+    length: int
+    first_R: Tensor  # the first row of each row's agent
+
+    @classmethod
+    def from_batch(cls, batch: TokenBatch, agent_R: Tensor | None = None) -> CommonBeginning:
+        """Compare each prompt with its agent's first.
+
+        ``agent_R``: the rows' agents, each agent's rows in succession; None: they have the same.
+        A prompt's last token is never shared.
+        """
+        count = len(batch.segment_RL)
+        rows_R = torch.arange(count)
+        if agent_R is None:
+            agent_R = torch.zeros_like(rows_R)
+        _, number_R, rows = torch.unique_consecutive(
+            agent_R, return_inverse=True, return_counts=True
+        )
+        first_R = (rows.cumsum(0) - rows)[number_R]
+        in_prompt_RL = batch.segment_RL == 0
+        ids_RL = batch.token_ids_RL.where(in_prompt_RL, -1)
+        same_RL = (ids_RL == ids_RL[first_R]) & in_prompt_RL
+        lengths_R = in_prompt_RL.sum(1)
+        length = int(same_RL.long().cumprod(1).sum(1).minimum(lengths_R - 1).min())
+        saved = length * (count - len(rows))
+        if saved < WORTH_SHARING * int(lengths_R.sum()):
+            length = 0
+        return cls(length, first_R)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trie:
     """The distinct tokens of packed rows: all prompts' in the rows' order, then the others.
+
+    A common beginning belongs to the first of its rows.
 
     S: completions that are neither a copy nor a prefix of a sibling; they hold all the tokens.
     C: tokens of the longest. A completion's last token is among them if it is requested, or if a
@@ -26,17 +68,21 @@ class Trie:
     """
 
     count: int
+    prompt_tokens: int
+    common: CommonBeginning
     token_RL: Tensor  # index of each column's token; −1 in padding, and where none is computed
     path_SC: Tensor  # indices of a completion's tokens; 0 in padding
     lengths_S: Tensor
     row_S: Tensor
 
     @classmethod
-    def from_batch(cls, batch: TokenBatch, last_tokens: bool) -> Trie:
+    def from_batch(
+        cls, batch: TokenBatch, last_tokens: bool, agent_R: Tensor | None = None
+    ) -> Trie:
         """Build a trie from sorted completions.
 
         The longest prefix that a completion shares with any before it, it shares with the previous
-        one.
+        one. ``agent_R``: as in ``CommonBeginning.from_batch``.
         """
         computed_RL = batch.segment_RL > 0
         if not last_tokens:
@@ -49,12 +95,17 @@ class Trie:
         same = (keys[1:] == keys[:-1]).long().cumprod(1)[:, 1:]  # 1 in the common prefix
         new_SC = real_SC & (F.pad(same, (0, 0, 1, 0))[: len(keys)] == 0)
 
-        in_prompt_RL = batch.segment_RL == 0
-        prompts = int(in_prompt_RL.sum())
+        common = CommonBeginning.from_batch(batch, agent_R)
+        prompt_RL = batch.segment_RL == 0
+        rows, columns = prompt_RL.shape
+        shared_RL = torch.arange(columns) < common.length
+        shared_RL = shared_RL & (common.first_R != torch.arange(rows))[:, None]
+        prompts = int((prompt_RL & ~shared_RL).sum())
         first = (new_SC.flatten().cumsum(0) - 1 + prompts).view_as(new_SC)
         token_SC = first.where(new_SC, 0).cummax(0).values.where(real_SC, 0)
         token_RL = torch.full_like(batch.segment_RL, -1)
-        token_RL[in_prompt_RL] = torch.arange(prompts)
+        token_RL[prompt_RL & ~shared_RL] = torch.arange(prompts)
+        token_RL = token_RL[common.first_R].where(shared_RL, token_RL)
         token_RL[computed_RL] = token_SC[number][mask_SC]
 
         lengths_S = real_SC.sum(1)
@@ -62,6 +113,8 @@ class Trie:
         count = prompts + int(new_SC.sum())
         return cls(
             count=count,
+            prompt_tokens=prompts,
+            common=common,
             token_RL=token_RL,
             path_SC=token_SC[leaf],
             lengths_S=lengths_S[leaf],
@@ -72,8 +125,8 @@ class Trie:
         """Return the same tokens numbered row by row, each row's in pre-order of its tree."""
         real_RL = self.token_RL >= 0
         rows_RL = torch.arange(len(real_RL))[:, None].expand_as(real_RL)
-        row_T = torch.zeros(self.count, dtype=torch.long)
-        row_T[self.token_RL[real_RL]] = rows_RL[real_RL]
+        row_T = torch.full((self.count,), len(real_RL))
+        row_T = row_T.scatter_reduce(0, self.token_RL[real_RL], rows_RL[real_RL], "amin")
         place_T = row_T.argsort(stable=True).argsort()  # of rows alike, in the order they have
         token_RL = place_T[self.token_RL].where(real_RL, -1)
         return replace(self, token_RL=token_RL, path_SC=place_T[self.path_SC])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -17,9 +18,11 @@ from comlrl.models.fast.packed_attention import (
     ReadOutputs,
     gather,
 )
-from comlrl.models.fast.trie import Trie
+from comlrl.models.fast.prefix_cache import SharedPrefixCache
+from comlrl.models.fast.trie import WORTH_SHARING, CommonBeginning, Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed, pack, unpacked
+from comlrl.rollout.decoding import ByFastDecoder
 from comlrl.types import Row
 from tests.support.plain import near
 from tests.support.shared_tokens import CASES, logprobs_and_gradients, numbered, row
@@ -177,11 +180,70 @@ def test_random_tries():
             rows.append(row(start, *completions[: draw.randint(1, 5)]))
         trie = Trie.from_batch(pack(rows, PAD), last_tokens=False)
         beginnings = [{c[:n] for c in r.completions for n in range(1, len(c))} for r in rows]
-        assert trie.count == sum(map(computed, rows))
-        assert trie.count == sum(
-            len(r.prompt_ids) + len(b) for r, b in zip(rows, beginnings, strict=True)
-        )
+        alone = sum(len(r.prompt_ids) + len(b) for r, b in zip(rows, beginnings, strict=True))
+        assert alone == sum(map(computed, rows))
+        prompts = [r.prompt_ids for r in rows]
+        common = min(len(os.path.commonprefix(prompts)), min(map(len, prompts)) - 1)
+        saved = common * (len(rows) - 1)
+        assert trie.count == alone - saved * (saved >= WORTH_SHARING * sum(map(len, prompts)))
         assert is_plain(agents, rows)
+
+
+# Of one agent a b c d and a b e; of another x y, x y z and x y.
+BEGINNINGS = [row("abcd", "p."), row("abe", "p."), row("xy"), row("xyz"), row("xy")]
+
+
+def test_a_common_beginning_by_hand():
+    batch = pack(BEGINNINGS, PAD)
+    # x y have x in common, since last tokens are never shared; so of a b c d and a b e one is.
+    agent_R = torch.tensor([4, 4, 7, 7, 7])
+    assert CommonBeginning.from_batch(batch, agent_R).length == 1
+    assert CommonBeginning.from_batch(batch, agent_R).first_R.tolist() == [0, 0, 2, 2, 2]
+    assert CommonBeginning.from_batch(batch).length == 0  # of one agent they have none
+    assert CommonBeginning.from_batch(pack(BEGINNINGS[:2], PAD)).length == 2
+    assert CommonBeginning.from_batch(pack(BEGINNINGS[:1], PAD)).length == 0  # nothing to save
+    packed = Packed(batch, HERE, 1, agent_R=agent_R)
+    assert packed.ids_T.tolist() == list(prompt("abcdbexyyzypp"))
+    assert packed.positions_T.tolist() == [0, 1, 2, 3, 1, 2, 0, 1, 1, 2, 1, 4, 3]
+    assert packed.token_RL[:, :4].tolist() == [
+        [0, 1, 2, 3], [0, 4, 5, 12], [6, 7, -1, -1], [6, 8, 9, -1], [6, 10, -1, -1],
+    ]  # fmt: skip
+    assert packed.tokens_P.tolist() == [4, 2, 2, 2, 1]
+    assert packed.ends_P.tolist() == [3, 5, 7, 9, 10]
+    # Prompts' queries after the beginnings, completions, and the two beginnings.
+    assert packed.all_tokens.shapes == [(5, 3, 4), (2, 1, 5), (2, 1, 1)]
+
+
+def test_little_in_common_is_computed_for_each():
+    """A grid for one token of 34 does not pay."""
+    rows = [row("a" + "b" * 16), row("a" + "c" * 16)]
+    assert CommonBeginning.from_batch(pack(rows, PAD)).length == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_prefill_shares_the_beginning_of_each_agents_prompts(dtype):
+    """Each agent's adapter reads its own; last states and stored keys are as without sharing."""
+    agents = team(dtype=dtype)
+    texts = ["abcabcd", "abcabc", "abcabcdef", "xabcd", "xabef"]
+    prompts, adapters = [prompt(text) for text in texts], [0, 0, 0, 1, 1]
+    fast = agents.agents[0].fast
+    names = [fast.names[number] for number in adapters]
+
+    def read(chosen: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        of = [prompts[i] for i in chosen]
+        cache = SharedPrefixCache(torch.tensor([len(ids) for ids in of]), 4)
+        with fast.sampling():
+            last_PD = ByFastDecoder(fast, cache, [names[i] for i in chosen]).prefill(of)
+        return last_PD, [values[0] for layer in cache.prefix for values in layer]
+
+    last_PD, stored = read([0, 1, 2, 3, 4])
+    tolerance = 1e-12 if dtype == "float64" else 0.02
+    for number, ids in enumerate(prompts):
+        alone_PD, alone = read([number])
+        assert near(last_PD[number], alone_PD[0], tolerance)
+    first, alone = stored[0], read([0])[1][0]
+    assert near(first[..., : alone.shape[-1]], alone, tolerance)
 
 
 def test_copies_say_exactly_the_same():
