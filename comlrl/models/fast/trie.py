@@ -16,7 +16,6 @@ from torch import Tensor
 
 from comlrl.types import TokenBatch
 
-
 WORTH_SHARING = 1 / 16  # least share of the prompts' tokens that a common beginning must save
 
 
