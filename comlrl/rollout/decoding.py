@@ -103,9 +103,9 @@ class ByFastDecoder:
         batch = Packed(pack(rows, 0), lengths_P.device, self.fast.step, agent_R=agent_P)
         prompt_of_P = torch.arange(len(prompts), device=lengths_P.device)
         tokens_P = batch.tokens_P.to(lengths_P.device)
-        prompt_of_T = _filled(prompt_of_P.repeat_interleave(tokens_P), len(batch.ids_T))
-        last_W = _filled(batch.ends_P, rounded(len(prompts), ROWS_STEP)).to(lengths_P.device)
-        last_routes = routes(self.adapters, _filled(prompt_of_P, len(last_W)))
+        prompt_of_T = filled(prompt_of_P.repeat_interleave(tokens_P), len(batch.ids_T))
+        last_W = filled(batch.ends_P, rounded(len(prompts), ROWS_STEP)).to(lengths_P.device)
+        last_routes = routes(self.adapters, filled(prompt_of_P, len(last_W)))
         last = batch.read(batch.ends_P, len(last_W))
         hidden_WD = self.fast.hidden(
             batch.ids_T,
@@ -140,7 +140,7 @@ class ByFastDecoder:
         return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
 
 
-def _filled(index: Tensor, count: int) -> Tensor:
+def filled(index: Tensor, count: int) -> Tensor:
     """Pad to ``count`` by repeating the last."""
     return torch.cat([index, index[-1:].expand(count - len(index))])
 

@@ -1,7 +1,8 @@
 """Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
 
 A prompt is prefilled once and its key/value cache is shared by all rows that begin with it; rows
-that have finished leave the batch (``models/fast/prefix_cache.py``).
+whose tokens are the same so far are computed once, and those that have finished leave the batch
+(``models/fast/prefix_cache.py``).
 
 Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
 generator whose key is a hash of what identifies the completion, turned into tokens by inverse
@@ -23,7 +24,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
 from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
-from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, routes
+from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, filled, routes
 from comlrl.rollout.draw import Draw, Head
 from comlrl.rollout.static_decoding import StaticDecoding
 from comlrl.rollout.team_reader import TeamReader
@@ -192,26 +193,34 @@ def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int,
 def _decode_shared(
     by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: Draw
 ) -> torch.Tensor:
-    """Return sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path."""
+    """Return sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path.
+
+    Rows of a prompt with the same tokens so far are one branch, which is computed once. Branches
+    that split, or that end, cost a copy of the cache, so that ended ones stay while they are few.
+    """
     device = prompt_of_row.device
-    hidden = by.prefill(prompts)[prompt_of_row]
-    by.begin(prompt_of_row)
+    hidden_BD, branch_R = by.prefill(prompts), prompt_of_row
     rows = torch.arange(len(prompt_of_row), device=device)
-    going = torch.ones_like(rows, dtype=torch.bool)
     tokens = torch.full((len(rows), draw.steps), -1, device=device)
     for step in range(draw.steps):
-        chosen = draw(hidden, rows, step)
-        tokens.select(1, step).index_copy_(0, rows, chosen.where(going, -1))
-        going &= ~draw.ended(tokens, rows, step)
-        alive = int(going.sum())
-        if alive == 0 or step == draw.steps - 1:
+        chosen_R = draw(hidden_BD[branch_R], rows, step)
+        tokens.select(1, step).index_copy_(0, rows, chosen_R)
+        going = ~draw.ended(tokens, rows, step)
+        rows, branch_R, chosen_R = rows[going], branch_R[going], chosen_R[going]
+        if len(rows) == 0 or step == draw.steps - 1:
             break
-        staying = rounded(alive, ROWS_STEP)
-        if staying <= 0.85 * len(rows):  # leaving costs a copy of the cache: not at every token
-            stay = torch.argsort(~going, stable=True)[:staying].sort().values
-            rows, chosen, going = rows[stay], chosen[stay], going[stay]
-            by.keep(stay)
-        hidden = by.step(chosen)
+        # In order of the branches that they continue, so that prompts stay in order too.
+        (parent_B, token_B), number_R = torch.stack([branch_R, chosen_R]).unique(
+            dim=1, return_inverse=True
+        )
+        split = bool((parent_B[1:] == parent_B[:-1]).any())
+        count = rounded(len(parent_B), ROWS_STEP)
+        if step == 0 or split or count <= 0.85 * len(hidden_BD):
+            parent_B, token_B, branch_R = filled(parent_B, count), filled(token_B, count), number_R
+            by.begin(parent_B) if step == 0 else by.keep(parent_B)
+        else:
+            token_B = token_B.new_zeros(len(hidden_BD)).index_copy_(0, parent_B, token_B)
+        hidden_BD = by.step(token_B)
         by.cache.step += 1
     return tokens
 
