@@ -104,7 +104,7 @@ class ByFastDecoder:
         prompt_of_P = torch.arange(len(prompts), device=lengths_P.device)
         tokens_P = batch.tokens_P.to(lengths_P.device)
         prompt_of_T = filled(prompt_of_P.repeat_interleave(tokens_P), len(batch.ids_T))
-        last_W = filled(batch.ends_P, rounded(len(prompts), ROWS_STEP)).to(lengths_P.device)
+        last_W = rows_filled(batch.ends_P).to(lengths_P.device)
         last_routes = routes(self.adapters, filled(prompt_of_P, len(last_W)))
         last = batch.read(batch.ends_P, len(last_W))
         hidden_WD = self.fast.hidden(
@@ -138,6 +138,11 @@ class ByFastDecoder:
         query = query.reshape(rows, kv, heads // kv, width)
         out = prefix_cache.step_attention(self.cache, layer, query, key, value, self.fast.scaling)
         return out.reshape(rows, heads * width).to(qkv_RHW.dtype)
+
+
+def rows_filled(index: Tensor) -> Tensor:
+    """Pad to a number of rows that steps have, by repeating the last."""
+    return filled(index, rounded(len(index), ROWS_STEP))
 
 
 def filled(index: Tensor, count: int) -> Tensor:

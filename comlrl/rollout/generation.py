@@ -22,9 +22,8 @@ from transformers import DynamicCache
 from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
-from comlrl.models.fast.packed_attention import rounded
 from comlrl.models.team import Team
-from comlrl.rollout.decoding import ROWS_STEP, ByFastDecoder, ByModules, Decoding, filled, routes
+from comlrl.rollout.decoding import ByFastDecoder, ByModules, Decoding, routes, rows_filled
 from comlrl.rollout.draw import Draw, Head
 from comlrl.rollout.static_decoding import StaticDecoding
 from comlrl.rollout.team_reader import TeamReader
@@ -214,10 +213,10 @@ def _decode_shared(
             dim=1, return_inverse=True
         )
         split = bool((parent_B[1:] == parent_B[:-1]).any())
-        count = rounded(len(parent_B), ROWS_STEP)
-        if step == 0 or split or count <= 0.85 * len(hidden_BD):
-            parent_B, token_B, branch_R = filled(parent_B, count), filled(token_B, count), number_R
-            by.begin(parent_B) if step == 0 else by.keep(parent_B)
+        filled_B = rows_filled(parent_B)
+        if step == 0 or split or len(filled_B) <= 0.85 * len(hidden_BD):
+            by.begin(filled_B) if step == 0 else by.keep(filled_B)
+            token_B, branch_R = rows_filled(token_B), number_R
         else:
             token_B = token_B.new_zeros(len(hidden_BD)).index_copy_(0, parent_B, token_B)
         hidden_BD = by.step(token_B)

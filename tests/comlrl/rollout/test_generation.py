@@ -303,6 +303,32 @@ def test_greedy_siblings_are_alike():
         assert len({completion.token_ids for completion in group}) == 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+def test_rows_whose_tokens_are_the_same_so_far_are_computed_once(temperature, monkeypatch):
+    monkeypatch.setattr(decoding, "ROWS_STEP", 1)
+    rows_of_steps, step = [], decoding.ByFastDecoder.step
+
+    def counted(by: decoding.ByFastDecoder, tokens_R: torch.Tensor) -> torch.Tensor:
+        rows_of_steps.append(len(tokens_R))
+        return step(by, tokens_R)
+
+    monkeypatch.setattr(decoding.ByFastDecoder, "step", counted)
+    asked = requests(siblings=40)
+    done = Generator(team()).sample([asked, []], Sampling(temperature, 16))[0]
+    texts = [(number, c.token_ids) for number, group in enumerate(done) for c in group]
+    beginnings = [
+        len({(number, ids[:length]) for number, ids in texts if length < len(ids)})
+        for length in range(1, 16)
+    ]
+    # Those that have ended stay while they are few: below 15 %.
+    for rows, going in zip(rows_of_steps, beginnings, strict=False):
+        assert going <= rows < going / 0.85 + 1
+    if temperature == 0:
+        assert rows_of_steps[0] == len(asked)
+    else:
+        assert len(asked) < rows_of_steps[0] < 40 * len(asked)
+
+
 def each(done: list[list[tuple[Completion, ...]]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Agent, request and tokens of every completion."""
     for agent, of_agent in enumerate(done):
