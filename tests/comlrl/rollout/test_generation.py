@@ -324,7 +324,7 @@ def test_rows_whose_tokens_are_the_same_so_far_are_computed_once(temperature, mo
     for rows, going in zip(rows_of_steps, beginnings, strict=False):
         assert going <= rows < going / 0.85 + 1
     if temperature == 0:
-        assert rows_of_steps[0] == len(asked)
+        assert max(rows_of_steps) <= len(asked)
     else:
         assert len(asked) < rows_of_steps[0] < 40 * len(asked)
 
