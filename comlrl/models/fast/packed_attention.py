@@ -3,9 +3,10 @@ themselves, completions to their prompt and themselves.
 
 A mask over a packed row of a prompt of p tokens and G completions of c has (p + G c)² entries, of
 which p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys:
-prompts, attended causally, and completions, whose keys follow those of their prompt. If the prompts
-of an agent begin alike, their common beginning is a grid of its own. A token may
-fill several slots of the grids: its gradient is the sum over them, and its output is read at one.
+prompts, attended causally, and completions, whose keys follow those of their prompt. If an agent's
+prompts begin alike, their common beginning is one more text, whose keys the prompts' follow. A
+token may fill several slots of the grids: its gradient is the sum over them, and its output is read
+at one.
 """
 
 from __future__ import annotations
