@@ -30,7 +30,7 @@ GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads 
 # Of one micro-batch, before the head. A GPU gives a quarter of the memory that the weights leave,
 # whatever else it holds, so that batches are the same in every run; the number here is that of
 # 80 GiB, for a dry run.
-ACTIVATION_BYTES = {"cpu": 1024 << 20, "cuda": 20 << 30}
+ACTIVATION_BYTES = {"cpu": 1 << 30, "cuda": 20 << 30}
 
 
 def micro_batches(
