@@ -133,6 +133,9 @@ class FastDecoder:
         # Lower precisions round adapters away, and quantized weights hold none.
         self.merging = (not adapters or exact) and small and not self.quantized
         self._product_cache: dict[Any, Any] | None = None
+        # Built here, as agents update side by side.
+        frozen = all(product.fused is not None for product in self.products)
+        self.extends_updates = bool(learning and frozen and adapters and self.extended.adapters)
 
     def hidden(
         self,
@@ -238,7 +241,8 @@ class FastDecoder:
         The shape is (T, D); or (A, D), those of the tokens ``wanted_A``, which is on the CPU and
         may name a token several times.
         """
-
+        if self.extends_updates:
+            self.extended.refresh([name for name, _ in self.acting() if name is not None])
         compiled = self.compiled and isinstance(batch.all_tokens, TreePlan)
         hidden = self.compiled_hidden if compiled else partial(self.hidden, routes=self.acting())
         rotations = self.rotations(batch.positions_T)
@@ -297,8 +301,11 @@ class FastDecoder:
     def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._product_cache is not None and not torch.is_grad_enabled():
             return self._sampled(product, x, routes, self._product_cache)
-        y = product.base(x)
         ((name, _),) = routes  # gradients are of one agent at a time
+        adapters = self.extended.adapters if self.extends_updates else {}
+        if name is not None and (product, name) in adapters:
+            return adapters[product, name].product(x)
+        y = product.base(x)
         adapter = None if name is None else product.adapter(name, x.dtype)
         return y if adapter is None else torch.addmm(y, x @ adapter[0], adapter[1])
 

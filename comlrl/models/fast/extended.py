@@ -4,14 +4,15 @@
 
 A and B hold the adapters of all agents side by side; m is 1 in the part of a row's adapter, so that
 all agents' rows are one product. The weights of a frozen base become views of its extended ones:
-nothing is held twice. After an update only A and B are copied, into the same memory.
+nothing is held twice. After an update only A and B are copied, into the same memory. Updates, whose
+rows are of one agent, read that agent's columns.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,68 @@ def extended_linear(
     return y if residual is None else residual + y
 
 
+class Adapter(NamedTuple):
+    """A product's weights with the adapter of one agent, of rank k over all its layers."""
+
+    base: Tensor  # W, (out, in)
+    bias: Tensor | None
+    down: Tensor  # A, (k, in)
+    up: Tensor  # s B, (out, k)
+    layers: list[AdaptedLayer]
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return the product of rows x, (R, in), differentiable with respect to x, A and B."""
+        matrices = [matrix for layer in self.layers for matrix in (layer.down, layer.up)]
+        return AdaptedProduct.apply(x, self, *matrices)
+
+
+class AdaptedLayer(NamedTuple):
+    """A layer's trained matrices and where they lie in the product."""
+
+    down: Tensor  # A, (r, in)
+    up: Tensor  # B, (rows, r)
+    scaling: float
+    rows: slice
+    ranks: slice
+
+
+class AdaptedProduct(torch.autograd.Function):
+    """y = x Wᵀ + b + l (s B)ᵀ with l = x Aᵀ, from copies in the precision of x.
+
+    With g = ∂L/∂y: ∂L/∂x = g W + (g s B) A, ∂L/∂A = (g s B)ᵀ x, and ∂L/∂B = s gᵀ l. The last two
+    are float32 on a GPU; elsewhere they are rounded to the precision of x before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, adapter: Adapter, *parameters: Tensor) -> Tensor:
+        low = x @ adapter.down.t()
+        ctx.adapter = adapter
+        ctx.save_for_backward(x, low)
+        return F.linear(x, adapter.base, adapter.bias).addmm_(low, adapter.up.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        (grad,), adapter = grads, ctx.adapter
+        x, low = ctx.saved_tensors
+        low_grad = grad @ adapter.up
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = (grad @ adapter.base).addmm_(low_grad, adapter.down)
+        down_grad = _float32_product(low_grad.t(), x)
+        for_parameters = []
+        for layer in adapter.layers:
+            up_grad = _float32_product(grad[:, layer.rows].t(), low[:, layer.ranks])
+            for_parameters += [down_grad[layer.ranks], up_grad.mul_(layer.scaling)]
+        return for_x, None, *for_parameters
+
+
+def _float32_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b, not rounded to a lower precision than float32 where the device can do that."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a @ b
+
+
 class ExtendedWeights:
     """The extended weights of a decoder's products, and what an update changes of them."""
 
@@ -52,56 +115,71 @@ class ExtendedWeights:
     def __init__(self, products: Sequence[Product], names: Sequence[str]) -> None:
         """Extend products by the adapters of these names."""
         self.names = tuple(names)
-        self.copies: list[tuple[Tensor, Tensor]] = []  # (place, what is copied there)
-        self.scaled: list[tuple[Tensor, Tensor, float]] = []  # and by which factor
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (place, what is copied there) of the base
+        self.adapters: dict[tuple[Product, str], Adapter] = {}
         self.of_product = {product: self._extend(product) for product in products}
 
     def _extend(self, product: Product) -> Extended:
         linears = product.linears
-        rows = [linear.out_features for linear in linears]
-        starts = itertools.accumulate(rows[:-1], initial=0)
+        counts = [linear.out_features for linear in linears]
+        starts = itertools.accumulate(counts[:-1], initial=0)
         adapted = [
-            (layer, start, start + count)
-            for layer, count, start in zip(product.layers, rows, starts, strict=True)
+            (layer, slice(start, start + count))
+            for layer, count, start in zip(product.layers, counts, starts, strict=True)
             if any(name in getattr(layer, "lora_A", ()) for name in self.names)
         ]
-        ranks = [layer.r[self.names[0]] for layer, _, _ in adapted]
+        ranks = [layer.r[self.names[0]] for layer, _ in adapted]
         like, width = linears[0].weight, linears[0].in_features
         total = len(self.names) * sum(ranks)
         if total == 0 and product.fused is not None:
             return Extended(product.fused, product.bias, None)
-        weight = like.new_zeros(sum(rows), width + total)
+        weight = like.new_zeros(sum(counts), width + total)
         down = like.new_zeros(total, width) if total else None
         bias: Tensor | None = None
         if product.fused is None:  # trained: a copy, which an update makes stale
-            parts = weight.split(rows)
+            parts = weight.split(counts)
             pairs = zip(parts, linears, strict=True)
             self.copies += [(part[:, :width], linear.weight) for part, linear in pairs]
             if linears[0].bias is not None:
-                bias = like.new_zeros(sum(rows))
-                biases = zip(bias.split(rows), linears, strict=True)
+                bias = like.new_zeros(sum(counts))
+                biases = zip(bias.split(counts), linears, strict=True)
                 self.copies += [(part, linear.bias) for part, linear in biases]
         else:
             weight[:, :width] = product.fused
             bias = product.bias
             product.share(weight[:, :width])
-        at = 0
-        for name in self.names:
-            for (layer, start, end), rank in zip(adapted, ranks, strict=True):
-                assert down is not None
-                self.copies.append((down[at : at + rank], layer.lora_A[name].weight))
-                place = weight[start:end, width + at : width + at + rank]
-                self.scaled.append((place, layer.lora_B[name].weight, layer.scaling[name]))
-                at += rank
+        if down is not None:
+            base, *ups = weight.split([width] + [sum(ranks)] * len(self.names), 1)
+            ends = [*itertools.accumulate(ranks)]
+            for name, down_part, up in zip(self.names, down.chunk(len(ups)), ups, strict=True):
+                layers = [
+                    AdaptedLayer(
+                        layer.lora_A[name].weight,
+                        layer.lora_B[name].weight,
+                        layer.scaling[name],
+                        rows,
+                        slice(end - rank, end),
+                    )
+                    for (layer, rows), rank, end in zip(adapted, ranks, ends, strict=True)
+                ]
+                self.adapters[product, name] = Adapter(base, bias, down_part, up, layers)
         return Extended(weight, bias, down)
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy what an update has changed, into the same memory."""
+    def refresh(self, names: Sequence[str] | None = None) -> None:
+        """Copy what an update has changed, into the same memory; ``names``: of these adapters."""
         places, sources = [place for place, _ in self.copies], [x for _, x in self.copies]
-        if self.scaled:
-            _, ups, factors = zip(*self.scaled, strict=True)
-            places += [place for place, _, _ in self.scaled]
+        adapters = [
+            (adapter, layer)
+            for (_, name), adapter in self.adapters.items()
+            if names is None or name in names
+            for layer in adapter.layers
+        ]
+        if adapters:
+            places += [adapter.down[layer.ranks] for adapter, layer in adapters]
+            sources += [layer.down for _, layer in adapters]
+            places += [adapter.up[layer.rows, layer.ranks] for adapter, layer in adapters]
+            ups, factors = zip(*[(layer.up, layer.scaling) for _, layer in adapters], strict=True)
             sources += torch._foreach_mul(ups, list(factors))
         if places:
             torch._foreach_copy_(places, [source.detach() for source in sources])

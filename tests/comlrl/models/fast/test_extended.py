@@ -48,6 +48,36 @@ def test_a_product_is_the_base_and_the_adapter_of_each_row(targets, agents):
                 parameter.add_(0.1)
 
 
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("agents", [1, 3])
+def test_gradients_of_a_product_are_autograds(targets, agents):
+    fast = team("qwen2", num_agents=agents, lora__target_modules=TARGETS[targets]).agents[0].fast
+    name = f"agent_{agents - 1}"
+    fast.extended.refresh()
+    generator = torch.Generator().manual_seed(0)
+    for product in products(fast):
+        if (product, name) not in fast.extended.adapters:
+            continue
+        x = torch.randn(7, product.linears[0].in_features, generator=generator).double()
+        inputs, parts = [x.requires_grad_()], []
+        for layer, linear in zip(product.layers, product.linears, strict=True):
+            y = F.linear(x, linear.weight, linear.bias)
+            if name in getattr(layer, "lora_A", ()):
+                down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+                y = y + layer.scaling[name] * (x @ down.t() @ up.t())
+                inputs += [down, up]
+            parts.append(y)
+        wanted = torch.cat(parts, 1)
+        computed = fast.extended.adapters[product, name].product(x)
+        assert near(computed, wanted)
+        weights = torch.randn(wanted.shape, generator=generator).double()
+        gradients = torch.autograd.grad(computed, inputs, weights)
+        for gradient, each in zip(
+            gradients, torch.autograd.grad(wanted, inputs, weights), strict=True
+        ):
+            assert near(gradient, each)
+
+
 @torch.no_grad()
 def test_nothing_is_held_twice_and_weights_stay_where_they_are():
     agent = team("qwen2").agents[0]
