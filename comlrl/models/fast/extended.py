@@ -150,18 +150,8 @@ class ExtendedWeights:
             product.share(weight[:, :width])
         if down is not None:
             base, *ups = weight.split([width] + [sum(ranks)] * len(self.names), 1)
-            ends = [*itertools.accumulate(ranks)]
             for name, down_part, up in zip(self.names, down.chunk(len(ups)), ups, strict=True):
-                layers = [
-                    AdaptedLayer(
-                        layer.lora_A[name].weight,
-                        layer.lora_B[name].weight,
-                        layer.scaling[name],
-                        rows,
-                        slice(end - rank, end),
-                    )
-                    for (layer, rows), rank, end in zip(adapted, ranks, ends, strict=True)
-                ]
+                layers = _adapted_layers(name, adapted, ranks)
                 self.adapters[product, name] = Adapter(base, bias, down_part, up, layers)
         return Extended(weight, bias, down)
 
@@ -183,3 +173,21 @@ class ExtendedWeights:
             sources += torch._foreach_mul(ups, list(factors))
         if places:
             torch._foreach_copy_(places, [source.detach() for source in sources])
+
+
+def _adapted_layers(
+    name: str, adapted: Sequence[tuple[Any, slice]], ranks: Sequence[int]
+) -> list[AdaptedLayer]:
+    """Return an adapter's matrices in these layers of a product, each with its rows."""
+    return [
+        AdaptedLayer(
+            layer.lora_A[name].weight,
+            layer.lora_B[name].weight,
+            layer.scaling[name],
+            rows,
+            slice(end - rank, end),
+        )
+        for (layer, rows), rank, end in zip(
+            adapted, ranks, itertools.accumulate(ranks), strict=True
+        )
+    ]
