@@ -62,6 +62,7 @@ def build_team(config: Config, *, reference: bool = False, device: str | None = 
         reference=reference,
         begun_elsewhere=config.init_from is not None,
         settings=config.team,
+        sharded=config.distributed.strategy == "fsdp",
     )
 
 
@@ -75,6 +76,7 @@ def load_team(
     reference: bool = False,
     begun_elsewhere: bool = False,
     settings: Sequence[AgentConfig] = (),
+    sharded: bool = False,
     key: str = MODEL_KEY,
 ) -> Team:
     """Load an agent for each of ``models``: adapters of the first one, or each a separate model.
@@ -85,6 +87,8 @@ def load_team(
         reference: as for ``build_team``.
         begun_elsewhere: whether the adapters will be given other weights to start from.
         settings: what is particular to each; none: nothing.
+        sharded: whether ``Team.split`` follows. Such models have no fast way, which would replace
+            their weights by views that cannot be split.
         key: what names the models, in errors.
     """
     agents: list[Agent] = []
@@ -110,7 +114,9 @@ def load_team(
                 fast=fast_decoder(frozen, None),
             )
         adapters = [f"agent_{i}" for i in indices] if lora.enabled else []
-        fast = fast_decoder(model, router, adapters, learning=not lora.dropout)
+        fast = None
+        if not sharded:
+            fast = fast_decoder(model, router, adapters, learning=not lora.dropout)
         if fast is not None:
             fast.tree = section.update_attention != "grids"
             fast.checkpointing = section.gradient_checkpointing
