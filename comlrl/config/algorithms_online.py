@@ -49,12 +49,6 @@ class MAGRPOConfig(CommonConfig):
         "weight of the entropy bonus, summed over a completion's tokens",
         at_least=0,
     )
-    entropy_target: float | None = key(
-        None,
-        "mean entropy of a token, in nats, below which an agent's entropy_coef grows, up to "
-        "25-fold; falls linearly to 0 at the run's end; null: fixed",
-        above=0,
-    )
     update_epochs: int = key(
         1,
         "passes over a step's nodes; 1: each sample is used once, as published",
@@ -110,11 +104,6 @@ class MAGRPOConfig(CommonConfig):
             yield (
                 f"{name}.advantage: '{self.advantage}', and {config.algorithm} learns online with "
                 f"'{wanted}'; leave it out"
-            )
-        if self.entropy_target is not None and self.entropy_coef == 0:
-            yield (
-                f"{name}.entropy_target: {self.entropy_target} multiplies entropy_coef, and 0 "
-                f"stays 0; set {name}.entropy_coef above 0"
             )
         if (wanted or self.advantage) == "raw":
             return

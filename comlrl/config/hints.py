@@ -16,7 +16,6 @@ SYNONYMS = {
     "kl_coef": "beta kl_beta kl_coeff init_kl_coef kl_loss_coef reference_kl_coef",
     "kl_target": "target kl_target_value",
     "entropy_coef": "entropy_coeff ent_coef entropy_beta entropy_weight entropy_loss_coef",
-    "entropy_target": "target_entropy",
     "clip_range": "epsilon clip_eps clip_ratio cliprange clip_epsilon clip_coef eps_clip",
     "value_clip_range": "cliprange_value vf_clip value_clip vf_clip_param",
     "ppo_epochs": "num_ppo_epochs noptepochs update_epochs inner_epochs",

@@ -30,8 +30,6 @@ from comlrl.update.per_token import PerToken
 from comlrl.update.policy_update import PolicyUpdate
 from comlrl.update.worker_threads import run_parallel
 
-STRONGEST_BONUS = 25  # times entropy_coef, where an agent's entropy is 0
-
 
 class PolicyLearner:
     """A base for algorithms that define ``credit`` and, where they need it, ``loss``.
@@ -126,15 +124,10 @@ class PolicyLearner:
             )
             for i in trained
         }
-        sums_N, norms_UN = [_credit_sums(decisions, credit_D, i) for i in agents], []
-        if section.entropy_target is not None:
-            for i, policy in policies.items():
-                sampled = sums_N[i].means("sampled_tokens", self.team.processes)
-                target = section.entropy_target * (1 - rolled.span.start)
-                policy.entropy_coef *= entropy_factor(-sampled["logprob"], target)
         rows_PN = [[[r for u in part for r in rows_UN[u][i]] for i in agents] for part in parts]
         if section.takes_ratios:  # what other updates come before, batched as there
             self._each(lambda i: policies[i].measure([rows_N[i] for rows_N in rows_PN[1:]]))
+        sums_N, norms_UN = [_credit_sums(decisions, credit_D, i) for i in agents], []
         updates = list(zip(parts, rows_PN, strict=True)) * section.update_epochs
         for u, (part, rows_N) in enumerate(updates):
             nodes = sum((decisions.nodes_U[unit] for unit in part), Counter[int]())
@@ -145,8 +138,6 @@ class PolicyLearner:
             norms = [norms_U[place] for norms_U in norms_UN]
             sums = sums_N[i].all_reduced(self.team.processes)
             metrics_N[i] = self._metrics(i, sums) | {"gradient_norm": max(norms)}
-            if section.entropy_target is not None:
-                metrics_N[i]["entropy_coef"] = policies[i].entropy_coef
         ends = {"learning_rate": self.optimizers[0].learning_rate, "updates": float(len(updates))}
         return agent_means(metrics_N) | ends
 
@@ -251,15 +242,6 @@ class PolicyLearner:
             metrics |= {name: totals[name] / ratios for name in ("clip_fraction", "approx_kl")}
             metrics["ratio_max"] = sums.maxima.get("ratio_max", math.nan)
         return metrics
-
-
-def entropy_factor(entropy: float, target: float) -> float:
-    """Return what the weight of the entropy bonus is multiplied by: 1 + 24 max(0, 1 − H / H*).
-
-    It depends on the sampled policy alone, so that it holds the entropy near the target and does
-    not overshoot as a coefficient does that grows from step to step.
-    """
-    return 1 + (STRONGEST_BONUS - 1) * max(0.0, 1 - entropy / target)
 
 
 def _credit_sums(decisions: Decisions, credit_D: Sequence[float], agent: int) -> Sums:

@@ -49,7 +49,6 @@ class PolicyUpdate:
         ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
         self.read, self.kl_in_loss = read, kl_in_loss
-        self.entropy_coef = section.entropy_coef
         self.old, self.advantage = OldLogprobs(team, agent, read, read_reference), PerToken()
 
     def measure(
@@ -137,7 +136,7 @@ class PolicyUpdate:
         loss_A = loss_A * batch.weight_RL[batch.action_mask_RL].to(loss_A)
         if section.entropy_coef > 0:
             assert policy.entropy_A is not None
-            loss_A = loss_A - self.entropy_coef * batch.corrected(policy.entropy_A)
+            loss_A = loss_A - section.entropy_coef * batch.corrected(policy.entropy_A)
             sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
             kl_A = k3_kl(logprob_A, self.old.of_reference(batch))

@@ -129,19 +129,9 @@ def plain(
                         loss = loss + section.kl_coef * k3 / (count * nodes)
                     if section.entropy_coef:
                         entropy = _entropies(agent, *spoken).sum()
-                        loss = loss - bonus(section, trees, index) * entropy / (count * nodes)
+                        loss = loss - section.entropy_coef * entropy / (count * nodes)
                     loss.backward()
         return flat(agent)
-
-
-def bonus(section: MAGRPOConfig, trees: Sequence[Tree], index: int) -> float:
-    """c_H; of a run's first step with a target H*, 1 + 24 (1 − H / H*) times that where H < H*."""
-    turns = [dict(zip(n.acting, n.agents_N, strict=True)) for tree in trees for n in tree.nodes]
-    sampled = [c for turn in turns if index in turn for c in turn[index].completions_G]
-    entropy = -sum(c.logprob for c in sampled) / sum(len(c.token_ids) for c in sampled)
-    if section.entropy_target is None or entropy >= section.entropy_target:
-        return section.entropy_coef
-    return section.entropy_coef * (25 - 24 * entropy / section.entropy_target)
 
 
 def _logits(agent, prompt_ids, ids) -> torch.Tensor:
@@ -180,8 +170,6 @@ CASES = {
     "divergence": {"num_turns": 2, "kl_coef": 0.3},
     "three agents": {"num_agents": 3},
     "entropy": {"num_turns": 2, "entropy_coef": 0.1},
-    "entropy, below its target": {"num_turns": 2, "entropy_coef": 0.1, "entropy_target": 9.0},
-    "entropy, above its target": {"entropy_coef": 0.1, "entropy_target": 1.0},
     "entropy, in order": {"turn_order": "sequential", "entropy_coef": 0.1, "kl_coef": 0.3},
     "entropy, a window": {"kind": "mistral", "entropy_coef": 0.1},
     "entropy, all weights": {"lora__enabled": False, "entropy_coef": 0.1},

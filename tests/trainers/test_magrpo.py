@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from comlrl.errors import NonFiniteError
-from comlrl.loop.policy_learner import entropy_factor
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
 from comlrl.processes.statistics import Sums
@@ -160,15 +159,3 @@ def test_a_warmup_longer_than_the_run_gives_a_notice(warmup, noticed, tmp_path, 
     trainer.train()
     assert trainer.loop.counters.updates == 4
     assert ("warmup_steps" in capsys.readouterr().err) == noticed
-
-
-def test_the_entropy_bonus_grows_below_its_target_which_falls_to_0(tmp_path):
-    """Nothing is rewarded. Entropies are log 300 = 5.7 at most, and targets 7, 5.25, 3.5, 1.75."""
-    factors = [entropy_factor(entropy, 0.3) for entropy in (0.0, 0.15, 0.225, 0.3, 2.0)]
-    assert factors == pytest.approx([25, 13, 7, 1, 1])
-    keys = {"entropy_coef": 0.5, "entropy_target": 7.0, "max_steps": 4, "learning_rate": 1e-3}
-    trainer = build("magrpo", tmp_path, lambda texts: 0.0, **keys)
-    trainer.train()
-    steps = [metrics["agent_1/entropy_coef"] for metrics in trainer.loop.logger.metrics()]
-    assert steps[0] > 0.5 * (1 + 24 * (1 - 5.71 / 7))
-    assert steps[2:] == [0.5, 0.5]

@@ -235,10 +235,6 @@ UPDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "magrpo in parts": ("magrpo", PARTS),
     "magrpo, two passes": ("magrpo", PARTS | {"update_epochs": 2}),
     "magrpo, truncated": ("magrpo", PARTS | {"update_epochs": 2, "top_p": 0.9}),
-    "magrpo, an entropy target": (
-        "magrpo",
-        PARTS | {"entropy_coef": 0.1, "entropy_target": 1.0},
-    ),
     "magrpo in order": ("magrpo", PARTS | {"update_epochs": 2, "turn_order": "sequential"}),
     "ippo": ("ppo", PARTS | {"ppo_epochs": 2}),
     "ippo by turns": ("ppo", TURNS | {"kl_in": "loss"}),
