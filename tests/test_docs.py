@@ -79,6 +79,14 @@ def commands() -> list[Command]:
 
 COMMANDS = commands()
 DISTINCT = list({command.words: command for command in COMMANDS}.values())
+# The run directories that evaluations, reports and warm starts of the pages read.
+READ_RUNS = {
+    match[1]
+    for command in DISTINCT
+    for word in command.words
+    if (match := re.fullmatch(r"(?:\d=|init_from=)?((?:runs|outputs)/[\w.]+)", word))
+    and (word.startswith("init_from=") or {"evaluate.py", "report"} & set(command.words))
+}
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +121,7 @@ def small_runs(place: Path) -> Path:
     small += " magrpo.max_new_tokens=4 magrpo.eval_num_samples=1"
     arguments = ["--config", ROOT / "configs/magrpo_quickstart.yaml", "--override"]
     processes.python(script, *arguments, f"output.dir={first}", *small.split(), cwd=place)
-    names = (
-        "outputs/magrpo_coopmini_1",
-        "outputs/magrpo_coopmini_2",
-        "outputs/aux",
-        "outputs/main",
-        "runs/he",
-        "runs/coder_1.5b",
-        "runs/team",
-        "RUN",
-    )
-    for name in names:
+    for name in READ_RUNS - {"outputs/magrpo_coopmini_42", "outputs/best_coopmini_42"}:
         shutil.copytree(first, place / name)
     other = place / "outputs/main/config.yaml"  # a comparison has two settings
     other.write_text(other.read_text().replace("kl_coef: 0.02", "kl_coef: 0.03"))
