@@ -93,7 +93,8 @@ class CommonKeys(Section):
     )
     num_train_epochs: int | None = key(
         1,
-        "passes over the training tasks; null: no limit",
+        "passes over the training tasks; null: no limit, which is the default where max_steps or "
+        "max_env_steps is set",
         at_least=0,
     )
     max_steps: int | None = key(None, "maximum training steps; null: no limit", at_least=0)

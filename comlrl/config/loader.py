@@ -157,6 +157,7 @@ class Loader:
         sections: Any = {n: values[n] for n in self.algorithm_sections}
         shared: dict[str, Any] = {n: values.get(n) for n in SECTIONS}
         devices = self._root.agent_devices
+        shared_sections = share_common_keys(self.algorithm, sections, self.sources)
         return Config(
             algorithm=self.algorithm,
             agents=_agents(self._root.agents),
@@ -166,7 +167,7 @@ class Loader:
             seed=self._root.seed,
             sampling=_sampling(OmegaConf.to_container(self._root.sampling)),
             init_from=self._root.init_from,
-            sections=share_common_keys(self.algorithm, sections, self.sources),
+            sections=end_by_steps(self.algorithm, shared_sections, self.sources),
             folder=self.folder,
             beside=self.beside,
             **shared,
@@ -314,6 +315,22 @@ def share_common_keys(
         values[key] = getattr(sections[outer if wins else online], key)
     shared = {n: dataclasses.replace(sections[n], **values) for n in (outer, online)}
     return {**sections, **shared}
+
+
+def end_by_steps(
+    outer: str, sections: Mapping[str, CommonConfig], sources: Mapping[str, str]
+) -> Mapping[str, CommonConfig]:
+    """Lift the default limit of one epoch where max_steps or max_env_steps is set, which decides
+    alone then, as in transformers' Trainer. Of several rounds each keeps its one pass.
+
+    ``outer``: the run's algorithm. ``sources``: key → where it was set.
+    """
+    section = sections[outer]
+    chosen = any(f"{name}.num_train_epochs" in sources for name in sections)
+    endless = section.max_steps is None and section.max_env_steps is None
+    if chosen or endless or getattr(section, "num_iterations", 1) > 1:
+        return sections
+    return {n: dataclasses.replace(s, num_train_epochs=None) for n, s in sections.items()}
 
 
 def _checked(name: str, values: Any, cls: type) -> Any:

@@ -128,8 +128,8 @@ class DatasetConfig(Section):
 
     name: str = key(
         "builtin:coopmini",
-        "builtin:coopmini, builtin:coopmini-long, builtin:functions (or functions-easy, -medium, "
-        "-hard), builtin:posts (writing), builtin:arena-NAME, "
+        "builtin:coopmini, builtin:coopmini-long, builtin:functions (or functions-starter, -easy, "
+        "-medium, -hard), builtin:posts (writing), builtin:arena-NAME, "
         "a hub name, a folder, or .jsonl/.json/.parquet",
     )
     type: str | None = key(None, "a short name for the run directory; null: from the name")
@@ -305,7 +305,7 @@ class WandbConfig(Section):
 
 @dataclass(frozen=True)
 class TrackioConfig(Section):
-    """Trackio (`pip install 'comlrl[trackio]'`); no section: off."""
+    """Trackio (`pip install trackio`); no section: off."""
 
     project: str = key("comlrl", "project of the run")
     name: str | None = key(None, "null: the name of the run directory and a random ending")

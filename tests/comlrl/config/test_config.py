@@ -119,6 +119,27 @@ def test_older_flags_of_the_multi_agent_scripts():
     assert section.turn_gradient_weights == [1.2, 0.8]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "epochs"),
+    [
+        ("magrpo", [], 1),
+        ("magrpo", ["magrpo.max_steps=9"], None),
+        ("magrpo", ["magrpo.max_env_steps=9"], None),
+        ("magrpo", ["magrpo.max_steps=null"], 1),
+        ("magrpo", ["magrpo.max_steps=9", "magrpo.num_train_epochs=1"], 1),
+        ("madpo", ["madpo.max_steps=9"], None),
+        ("madpo", ["madpo.max_steps=9", "madpo.num_iterations=3"], 1),  # passes of a round
+        ("marlhf", ["magrpo.max_steps=9"], None),
+        ("marlhf", ["magrpo.max_steps=9", "marlhf.num_train_epochs=2"], 2),
+    ],
+)
+def test_a_limit_of_steps_lifts_the_default_limit_of_epochs(algorithm, overrides, epochs, tmp_path):
+    file = write(tmp_path, "seed: 1\n")
+    arguments = ["--override", *overrides] if overrides else []
+    config, _ = parse(*arguments, algorithm=algorithm, file=file)
+    assert {config.section.num_train_epochs, config.online.num_train_epochs} == {epochs}
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "shppo"])
 def test_older_flags_of_ppo_and_shppo(algorithm, tmp_path):
     file = write(tmp_path, f"{algorithm}: {{max_steps: 9, num_agents: 1}}\n")

@@ -82,7 +82,7 @@ def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCy
 def check(config: Config, resume: bool) -> list[str]:
     """Return notices. Raise UserError for what this machine or the run's folder does not have."""
     if config.trackio is not None and importlib.util.find_spec("trackio") is None:
-        raise UserError("trackio: trackio is not installed; pip install 'comlrl[trackio]'")
+        raise UserError("trackio: trackio is not installed; pip install trackio")
     api.members(config.agents)
     check_free(config.output, resume)
     hub.check_data(config.dataset.name, config.beside)
@@ -93,6 +93,12 @@ def check(config: Config, resume: bool) -> list[str]:
     init_from.check_target_modules(config.lora, list(config.other_models.values()))
     notices = [config.no_weights] if config.no_weights else []
     fixed = any(not agent.train for agent in config.team)  # whose weights no checkpoint holds
+    tasks, processes = config.section.batch_size, int(os.environ.get("WORLD_SIZE", "1"))
+    if tasks < processes:
+        notices.append(
+            f"{config.algorithm}.batch_size: {tasks}, so {processes - tasks} of {processes} "
+            f"processes have no task in a step; use {processes} or more"
+        )
     if config.init_from is not None and (fixed or not resume):
         notices = init_from.check(config)[1] + notices
     return notices

@@ -27,6 +27,15 @@ def test_a_missing_package_is_one_line(override, monkeypatch, capsys, tmp_path):
     for more in ([], ["--dry-run"]):
         assert train.main("magrpo", never, [*arguments, *more]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == f"error: {name}: {name} is not installed; pip install 'comlrl[{name}]'"
+        assert line == f"error: {name}: {name} is not installed; pip install {name}"
     assert ("trackio" in sys.modules) == heavy
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_without_a_task_get_a_notice(monkeypatch, capsys):
+    arguments = ["--config", QUICKSTART, "--dry-run", "--override", "magrpo.batch_size=2"]
+    for processes, expected in (("2", 0), ("3", 1)):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        assert train.main("magrpo", lambda run: pytest.fail("built"), arguments) == 0
+        lines = [x for x in capsys.readouterr().err.splitlines() if "magrpo.batch_size" in x]
+        assert len(lines) == expected
