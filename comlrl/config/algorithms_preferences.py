@@ -291,6 +291,13 @@ class MARLHFConfig(PreferenceConfig):
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
         yield from super().problems(name, config)
+        refill = getattr(config.online, "refill", 0)
+        if refill and self.num_iterations > 1:
+            yield (
+                f"{config.online_name}.refill: {refill} with {name}.num_iterations="
+                f"{self.num_iterations}, where a round's reward model is not fitted to the tasks "
+                "that would be added; set refill=0"
+            )
         if config.online.baseline == "raw" and config.shift:
             yield (
                 f"reward_processor.shift: {config.shift:g} with {name}.rl_algorithm="

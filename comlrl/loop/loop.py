@@ -30,13 +30,14 @@ from comlrl.loop.cadence import Cadence, Ends
 from comlrl.loop.checkpoint import Checkpoint, Checkpoints, short
 from comlrl.loop.evaluations import Evaluations
 from comlrl.loop.interrupts import Interrupted, Signals
-from comlrl.loop.parts import Algorithm, HasParts, InRounds, Refilling
+from comlrl.loop.parts import Algorithm, HasParts, InRounds, Part, Refilling
 from comlrl.loop.progress import EVALUATING, SAVING, TRAINING, Progress
 from comlrl.loop.records import Logger, LogMark
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.steps import Counters, Gathered, Rolled, Step, seed_generators
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.models.agent import Agent
+from comlrl.models.critics import LanguageCritic
 from comlrl.processes import cpu_threads, distributed
 from comlrl.processes.distributed import Deal, Processes
 from comlrl.types import RolloutResult, Task
@@ -149,9 +150,9 @@ class Loop:
             )
         self.checkpoints.resume(restored, self.counters.steps, trainer.parts())
         for name, tokens in restored.state.get("micro_batch_tokens", {}).items():
-            agent = trainer.parts().get(name)
+            agent = _reader(trainer.parts().get(name))
             # Another GPU would take others, or memory had run out.
-            if isinstance(agent, Agent) and tokens != token_budget(agent):
+            if agent is not None and tokens != token_budget(agent):
                 agent.micro_batch_tokens = tokens
         if self.evaluations is not None and self.evaluations.best is not None:
             self.evaluations.best.resume()
@@ -325,9 +326,9 @@ class Loop:
             "sampled": {} if self.log.sampled is None else self.log.sampled.state(),
             "tasks": self.schedule.fingerprint,
             "micro_batch_tokens": {
-                name: token_budget(part)
+                name: token_budget(agent)
                 for name, part in self.checkpoints.parts.items()
-                if isinstance(part, Agent)
+                if (agent := _reader(part)) is not None
             },
         } | cpu_threads.state()
 
@@ -412,3 +413,9 @@ class Loop:
     def _received(self) -> int | None:
         """Return the signal that any process has received, or None."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
+
+
+def _reader(part: Part | None) -> Agent | None:
+    """Return the language model whose micro-batches a part is read in, if it has one."""
+    part = part.agent if isinstance(part, LanguageCritic) else part
+    return part if isinstance(part, Agent) else None

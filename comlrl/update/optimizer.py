@@ -142,6 +142,7 @@ class AgentOptimizer:
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self.schedule.updates = int(tensors["updates"])
         self.schedule.start = float(tensors["start"])
+        self.mastered = False  # masters of other weights would undo what was loaded with these
         state: dict[int, dict[str, torch.Tensor]] = {}
         for key, value in tensors.items():
             index, dot, name = key.partition(".")

@@ -81,7 +81,8 @@ def advantages_of(
         values_L = torch.cat(values)
         rewards_L = torch.zeros_like(values_L)
         if penalty is not None:
-            rewards_L -= torch.cat([penalty.of_completion[c] for c in chain])
+            penalties_L = torch.cat([penalty.of_completion[c] for c in chain])
+            rewards_L -= penalties_L.to(rewards_L.device)  # a critic may be on another device
         discounts_L = torch.full_like(values_L, gamma_token)
         last = -1
         for c, length in zip(chain, lengths, strict=True):

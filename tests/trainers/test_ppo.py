@@ -592,3 +592,15 @@ def test_the_older_flags_work_as_written(script, line, tmp_path):
     output = python(*script, *flags, "--dry-run").stdout
     assert "Qwen/Qwen2.5-Coder-1.5B" in output
     assert line in output
+
+
+def test_a_resumed_critic_has_the_micro_batches_that_it_was_left_with(tmp_path):
+    keys = {"max_steps": 2, "save_steps": 1} | combination("mappo by a model")
+    first = build("ppo", tmp_path, **keys)
+    (critic,) = [part for part in first.parts().values() if isinstance(part, LanguageCritic)]
+    critic.agent.micro_batch_tokens = 77  # memory has run out
+    first.train()
+    second = build("ppo", tmp_path, **keys)
+    second.loop.resume(checkpoint.read(checkpoint.newest(tmp_path)), second)
+    (critic,) = [part for part in second.parts().values() if isinstance(part, LanguageCritic)]
+    assert critic.agent.micro_batch_tokens == 77

@@ -533,6 +533,11 @@ def test_a_mistake_is_refused_in_one_line(items, named):
             ["marlhf.num_iterations=9", "marlhf.num_train_epochs=null", "marlhf.max_steps=8"],
             ["marlhf.num_train_epochs", "max_steps=8", "num_iterations=9"],
         ),
+        (
+            "marlhf",
+            ["marlhf.num_iterations=2", "magrpo.refill=3"],
+            ["magrpo.refill", "3", "num_iterations=2"],
+        ),
         ("madpo", ["madpo.pair_selection=all"], ["preference_pairs_per_sample", "null"]),
         ("madpo", ["lora.dropout=0.1"], ["lora.dropout", "0.1", "madpo"]),
         (

@@ -58,6 +58,18 @@ def test_masters_begin_as_the_weights_at_the_first_update():
     assert torch.allclose(own.stepped[0], torch.full((3,), 0.5 - RATE), rtol=0, atol=1e-7)
 
 
+def test_after_going_back_before_the_first_update_masters_begin_as_the_weights():
+    weight = torch.nn.Parameter(torch.ones(3).bfloat16())
+    own = optimizer(weight)
+    before = copy.deepcopy(own.state_tensors())  # as BestRound keeps a first round's
+    stepped(weight, 5, own)
+    own.load_tensors(before)
+    with torch.no_grad():
+        weight.fill_(0.5)
+    stepped(weight, 1, own)
+    assert torch.allclose(own.stepped[0], torch.full((3,), 0.5 - RATE), rtol=0, atol=1e-7)
+
+
 def test_a_resumed_one_goes_on_to_the_bit():
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 7).bfloat16())
     own = stepped(weight, 3)
