@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,30 +23,11 @@ from comlrl.types import Row
 ROWS_STEP = 16  # rows are a multiple of it: a new shape may cost more than some rows do
 
 
-class Decoding(Protocol):
-    """A batch while it is decoded. Rows of one agent stand side by side, those of a prompt too."""
-
-    cache: prefix_cache.SharedPrefixCache
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Return the last hidden state of each prompt, (P, D)."""
-        ...
-
-    def begin(self, prompt_of_R: Tensor) -> None:
-        """Begin decoding after prefill; row r continues prompt ``prompt_of_R[r]``."""
-        ...
-
-    def keep(self, rows: Tensor) -> None:
-        """Continue with these rows only."""
-        ...
-
-    def step(self, tokens_R: Tensor) -> Tensor:
-        """Return hidden states of each row's newest token, (R, D)."""
-        ...
-
-
 class ByModules:
-    """Through transformers' modules, whose attention ``prefix_cache.used_by`` has swapped."""
+    """Through transformers' modules, whose attention ``prefix_cache.used_by`` has swapped.
+
+    Rows of one agent stand side by side, those of a prompt too, as in ``ByFastDecoder``.
+    """
 
     def __init__(
         self, agent: Agent, cache: prefix_cache.SharedPrefixCache, adapters: Sequence[str]
@@ -56,6 +36,7 @@ class ByModules:
         self.inputs = {"past_key_values": cache, "shared_prefix": cache, "use_cache": True}
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Return the last hidden state of each prompt, (P, D)."""
         device = self.agent.device
         longest = max(map(len, prompts))
         pad = self.agent.tokenizer.pad_token_id
@@ -70,14 +51,17 @@ class ByModules:
             self.agent.router.routes = routes(self.adapters, prompt_of_R)
 
     def begin(self, prompt_of_R: Tensor) -> None:
+        """Begin decoding after prefill; row r continues prompt ``prompt_of_R[r]``."""
         self.cache.begin(prompt_of_R)
         self._route(prompt_of_R)
 
     def keep(self, rows: Tensor) -> None:
+        """Continue with these rows only."""
         self.cache.keep(rows)
         self._route(self.cache.prompt_of_R)
 
     def step(self, tokens_R: Tensor) -> Tensor:
+        """Return hidden states of each row's newest token, (R, D)."""
         inputs = {"input_ids": tokens_R[:, None], "position_ids": self.cache.positions_R[:, None]}
         return self.agent.hidden(**inputs, **self.inputs)[:, -1]
 

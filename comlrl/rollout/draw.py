@@ -124,12 +124,19 @@ class Draw:
             untruncated, probabilities = probabilities, truncated(probabilities, sampling)
             if self.survivors is not None:
                 self.survivors.note(untruncated, probabilities, rows, step)
-        cdf = probabilities.cumsum(-1)
-        threshold = self.uniforms[rows, step, None] * cdf[:, -1:]
-        token = torch.searchsorted(cdf, threshold, right=True)[:, 0]
-        # Rounding may leave the threshold at the very end: take the first token that has it all.
-        token = torch.minimum(token, torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0])
-        token.clamp_(max=cdf.shape[-1] - 1)  # NaN has no place
-        drawn = probabilities.gather(-1, token[:, None]) / cdf[:, -1:]
-        self.logprobs.select(1, step).index_copy_(0, rows, drawn[:, 0].log())
-        return token
+        token, drawn = inverse_cdf(probabilities, self.uniforms[rows, step, None])
+        self.logprobs.select(1, step).index_copy_(0, rows, drawn.log())
+        return token[:, 0]
+
+
+def inverse_cdf(
+    weight_RK: torch.Tensor, uniform_R1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw places, (R, 1), by inverse CDF of weights, with their shares, (R,)."""
+    cdf_RK = weight_RK.cumsum(-1)
+    total_R1 = cdf_RK[:, -1:].contiguous()
+    place_R1 = torch.searchsorted(cdf_RK, uniform_R1 * total_R1, right=True)
+    # Rounding may leave the threshold at the very end: take the first place that has it all.
+    place_R1 = torch.minimum(place_R1, torch.searchsorted(cdf_RK, total_R1))
+    place_R1 = place_R1.clamp(max=weight_RK.shape[-1] - 1)  # NaN has no place
+    return place_R1, (weight_RK.gather(-1, place_R1) / total_R1)[:, 0]

@@ -23,7 +23,7 @@ from comlrl.errors import NonFiniteError
 from comlrl.models.agent import Agent
 from comlrl.models.fast import prefix_cache
 from comlrl.models.team import Team
-from comlrl.rollout.decoding import ByFastDecoder, ByModules, Decoding, routes, rows_filled
+from comlrl.rollout.decoding import ByFastDecoder, ByModules, routes, rows_filled
 from comlrl.rollout.draw import Draw, Head
 from comlrl.rollout.static_decoding import StaticDecoding
 from comlrl.rollout.team_reader import TeamReader
@@ -127,7 +127,7 @@ class Generator(TeamReader):
             if tokens is not None:
                 pass
             elif fast is not None:
-                by: Decoding = ByFastDecoder(fast, cache, adapters)
+                by: ByFastDecoder | ByModules = ByFastDecoder(fast, cache, adapters)
                 tokens = _decode_shared(by, prompts, prompt_of_row, draw)
             elif shared:
                 by = ByModules(agent, cache, adapters)
@@ -190,7 +190,10 @@ def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int,
 
 
 def _decode_shared(
-    by: Decoding, prompts: Sequence[Sequence[int]], prompt_of_row: torch.Tensor, draw: Draw
+    by: ByFastDecoder | ByModules,
+    prompts: Sequence[Sequence[int]],
+    prompt_of_row: torch.Tensor,
+    draw: Draw,
 ) -> torch.Tensor:
     """Return sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path.
 

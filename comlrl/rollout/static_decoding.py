@@ -29,7 +29,7 @@ from comlrl.models.fast.static_step import (
     grid_of,
 )
 from comlrl.rollout.decoding import ByFastDecoder
-from comlrl.rollout.draw import Draw
+from comlrl.rollout.draw import Draw, inverse_cdf
 from comlrl.rollout.truncation import Survivors
 from comlrl.types import SamplingSupport
 
@@ -125,7 +125,7 @@ class StaticDraw:
             probability_RV = torch.softmax(logits_RV / self.temperature_R[:, None], -1)
             broken_R = ~probability_RV[:, 0].isfinite()  # one that is NaN makes all NaN
             if self.plain:
-                token_R, drawn_R = inverse_cdf(probability_RV, uniform_R1)
+                token_R, drawn_R = blockwise_inverse_cdf(probability_RV, uniform_R1)
             if self.truncates:
                 token, drawn = self._truncated(probability_RV, uniform_R1)
                 token_R = torch.where(self.truncated_R, token, token_R)
@@ -183,7 +183,7 @@ class StaticDraw:
             self.wide_R.copy_(self.truncated_R & ~settled_R & ~self.greedy_R)
         ids_RK, order_RK = ids_RK.sort(-1)  # the vocabulary's order
         left_RK = left_RK.gather(-1, order_RK)
-        place_R1, drawn_R = _place(left_RK, uniform_R1)
+        place_R1, drawn_R = inverse_cdf(left_RK, uniform_R1)
         if self.max_support is not None:
             small_R = count_R <= self.max_support
             sets = ids_RK.where((left_RK > 0) & small_R[:, None], -1).int()
@@ -204,18 +204,14 @@ class StaticDraw:
         self.batch.token_R[slots] = draw.tokens(self.batch.hidden_RD[slots], rows, step)
         self.logprobs_RT[slots, step] = draw.logprobs[rows, step]
         if self.max_support is not None and draw.survivors is not None:
-            counts = draw.survivors.counts[rows, step].tolist()
-            noted = dict(zip(rows.tolist(), zip(slots.tolist(), counts, strict=True), strict=True))
-            sets: dict[int, list[int]] = {row: [] for row in noted}
-            for row_I, id_I in zip(draw.survivors.rows, draw.survivors.ids, strict=True):
-                for row, token in zip(row_I.tolist(), id_I.tolist(), strict=True):
-                    sets[row].append(token)
-            self.threshold_RT[slots, step] = draw.survivors.threshold[rows, step]
-            self.support_RTS[slots, step] = -1
-            for row, (slot, count) in noted.items():
-                ids = torch.tensor(sets[row], dtype=torch.int32)
-                assert len(ids) == count
-                self.support_RTS[slot, step, :count] = ids.to(self.support_RTS.device)
+            survivors, width = draw.survivors, self.support_RTS.shape[-1]
+            self.threshold_RT[slots, step] = survivors.threshold[rows, step]
+            by_row = torch.cat(survivors.rows).argsort(stable=True)  # as slots are
+            counts = survivors.counts[rows, step]
+            taken = torch.arange(width, device=rows.device) < counts[:, None]
+            support = self.support_RTS.new_full(taken.shape, -1)
+            support[taken] = torch.cat(survivors.ids)[by_row].to(support.dtype)
+            self.support_RTS[slots, step] = support
         draw.survivors = held
         self.wide_R.zero_()
         self.commit()
@@ -249,7 +245,7 @@ class StaticSupports:
         return supports
 
 
-def inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
+def blockwise_inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
     """Draw tokens, (R,), with their probabilities; sums go over blocks, then within one."""
     rows, vocabulary = probability_RV.shape
     padded = F.pad(probability_RV, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
@@ -268,16 +264,6 @@ def inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Ten
     place_R1 = place_R1.clamp(max=BLOCK - 1)
     drawn_R1 = inside.gather(-1, place_R1) / total_R1
     return (block_R1 * BLOCK + place_R1)[:, 0].clamp(max=vocabulary - 1), drawn_R1[:, 0]
-
-
-def _place(weight_RK: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw places, (R, 1), by inverse CDF of weights, with their shares, (R,)."""
-    cdf_RK = weight_RK.cumsum(-1)
-    total_R1 = cdf_RK[:, -1:].contiguous()
-    place_R1 = torch.searchsorted(cdf_RK, uniform_R1 * total_R1, right=True)
-    place_R1 = torch.minimum(place_R1, torch.searchsorted(cdf_RK, total_R1))
-    place_R1 = place_R1.clamp(max=weight_RK.shape[-1] - 1)
-    return place_R1, (weight_RK.gather(-1, place_R1) / total_R1)[:, 0]
 
 
 class StaticDecoding:

@@ -11,14 +11,14 @@ kernel on a CPU, of which a GPU fuses the norms' 12 into two.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comlrl.models.fast import compiled_update
 from comlrl.models.fast.attention import wide
 from comlrl.models.fast.autograd_functions import swiglu
 from comlrl.models.fast.decoder import FastDecoder, Layer
@@ -119,14 +119,6 @@ def layer_step(
     return extended_linear(y, weights.down, step.owner_RN, x)
 
 
-@functools.cache
-def compiled_layer() -> Callable[..., Tensor]:
-    """Return ``layer_step`` as one compiled graph, which all layers use."""
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 64)  # for batches of so many shapes
-    return torch.compile(layer_step, fullgraph=True, dynamic=False)
-
-
 class StaticBatch:
     """The state of R = P · G rows that decode up to T tokens after prompts of up to L."""
 
@@ -140,7 +132,7 @@ class StaticBatch:
         compiled: bool = False,
     ) -> None:
         """Set up a batch. ``compiled``: whether its layers are."""
-        self.layer = compiled_layer() if compiled else layer_step
+        self.layer = compiled_update.compiled(layer_step) if compiled else layer_step
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
         self.device, rows = weight.device, prompts * siblings

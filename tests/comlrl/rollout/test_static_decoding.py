@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from comlrl.errors import NonFiniteError
-from comlrl.models.fast import static_step
+from comlrl.models.fast import compiled_update
 from comlrl.models.fast.static_step import ROW_BUCKETS, bucket, grid_of, layer_step
 from comlrl.rollout import static_decoding
 from comlrl.rollout.generation import Generator
-from comlrl.rollout.static_decoding import StaticBatch, StaticDraw, inverse_cdf
+from comlrl.rollout.static_decoding import StaticBatch, StaticDraw, blockwise_inverse_cdf
 from comlrl.types import Request, Sampling
 from tests.support.tiny_models import VOCABULARY, prompt, team
 from tests.support.tiny_trainers import build, share_of_letters
@@ -208,7 +208,7 @@ def test_the_two_level_sum_draws_what_the_plain_sum_draws():
     uniform = torch.rand(64, 1, generator=generator, dtype=torch.float64)
     uniform[0], uniform[1] = 0.0, 1.0 - 2**-53
     cdf = weight.cumsum(-1)
-    token, share = inverse_cdf(weight, uniform)
+    token, share = blockwise_inverse_cdf(weight, uniform)
     assert torch.equal(token, torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)[:, 0])
     torch.testing.assert_close(share, weight.gather(1, token[:, None])[:, 0] / cdf[:, -1])
 
@@ -328,7 +328,7 @@ def test_layers_are_compiled_once_and_without_a_break(monkeypatch):
     """``fullgraph`` raises at what dynamo cannot take into one graph."""
     backend = CompileCounterWithBackend("aot_eager")
     layer = torch.compile(layer_step, fullgraph=True, dynamic=False, backend=backend)
-    monkeypatch.setattr(static_step, "compiled_layer", lambda: layer)
+    monkeypatch.setattr(compiled_update, "compiled", lambda _: layer)
     agents, asked = team(dtype="float32"), [requests(0, [3, 3, 2, 3]), requests(1, [3, 1, 2])]
     wanted = Generator(agents).sample(asked, WAYS["top_p"])
     same(wanted, Generator(agents, decoding="compiled").sample(asked, WAYS["top_p"]))
