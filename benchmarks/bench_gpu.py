@@ -89,7 +89,7 @@ def team(device: str, tiny: bool) -> Team:
         agent.__dict__["stop_ids"] = ()  # all completions have their full length
         for parameter in agent.parameters():
             parameter.requires_grad_(True)
-    return Team(agents, shared_base=True, full=False)
+    return Team(agents, shared_base=True)
 
 
 def seconds(work: Callable[[], object], device: str, repeat: int) -> float:

@@ -107,7 +107,7 @@ def measure(overrides: list[str], fast: bool, steps: int, warm: int) -> dict[str
         rollout = step * metrics["time/rollout_share"]
         parts = {
             "generation": rollout - reward, "reward": reward, "update": step - rollout,
-            "step": step, "passed": passed(trees, 4 if run.team.full else 3),
+            "step": step, "passed": passed(trees, 3 if run.team.agents[0].peft else 4),
         }  # fmt: skip
         for name, value in parts.items():
             times.setdefault(name, []).append(value)

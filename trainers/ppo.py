@@ -62,7 +62,7 @@ from comlrl.loop.steps import Rolled
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
 from comlrl.processes.distributed import Processes
-from comlrl.processes.statistics import Sums, agent_means, moments, standardized
+from comlrl.processes.statistics import Sums, agent_means, moments
 from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.kl_coefficient import KLCoefficient
 from comlrl.update.minibatches import Pass, minibatches, passes
@@ -213,9 +213,9 @@ class PPOTrainer:
         section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
-        for old in (improvement.policy.old for improvement in policies):
-            for number, logprob_L in old.policy.of_completion.items():
-                reference_L = old.reference.of_completion[number]
+        for policy in (improvement.policy for improvement in policies):
+            for number, logprob_L in policy.old.of_completion.items():
+                reference_L = policy.reference.of_completion[number]
                 paid.of_completion[number] = self.kl.value * (logprob_L - reference_L)
         if section.granularity == "token":
             return paid
@@ -255,6 +255,5 @@ class PPOTrainer:
         advantage = policy.advantage.flat()
         _, mean, deviation = moments(advantage, self.team.processes)
         if self.section.normalize_advantages:
-            standard = standardized(advantage, self.team.processes)
-            policy.advantage = policy.advantage.like(standard)
+            policy.advantage = policy.advantage.like((advantage - mean) / (deviation + 1e-8))
         return {"advantage_mean": mean, "advantage_std": deviation}

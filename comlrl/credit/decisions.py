@@ -35,7 +35,6 @@ class View(NamedTuple):
 class Decisions:
     """All decisions of a training step's rollouts, in this process."""
 
-    num_agents: int
     numbered: tuple[Decision, ...]
     states_B: tuple[int, ...]  # states of each task
     units_B: tuple[int, ...]  # units of each task
@@ -52,20 +51,16 @@ class Decisions:
             grouped[decision.unit].setdefault(key, []).append(number)
         return grouped
 
-    def of_state(self, agents: Sequence[int]) -> list[list[list[int]]]:
-        """Return for each state the numbers of each of these agents."""
-        place = {agent: at for at, agent in enumerate(agents)}
-        grouped: list[list[list[int]]] = [[[] for _ in agents] for _ in range(sum(self.states_B))]
-        for number, decision in enumerate(self.numbered):
-            if decision.agent in place:
-                grouped[decision.state][place[decision.agent]].append(number)
-        return grouped
-
     def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
         """Return for each state the rows of these agents' decisions, weighted by their turns."""
+        states, place = sum(self.states_B), {agent: at for at, agent in enumerate(agents)}
+        numbers_SN: list[list[list[int]]] = [[[] for _ in agents] for _ in range(states)]
+        for number, decision in enumerate(self.numbered):
+            if decision.agent in place:
+                numbers_SN[decision.state][place[decision.agent]].append(number)
         return [
-            [row for numbers in of_agents for row in self.packed(numbers, weight_T)]
-            for of_agents in self.of_state(agents)
+            [row for numbers in numbers_N for row in self.packed(numbers, weight_T)]
+            for numbers_N in numbers_SN
         ]
 
     def packed(self, numbers: Iterable[int], weight_T: Sequence[float]) -> list[Row]:
@@ -162,7 +157,6 @@ def decisions_of(
         units_B.append(len(of_units))
         nodes_U += of_units
     return Decisions(
-        num_agents=rolled[0].num_agents if rolled else 1,
         numbered=tuple(numbered),
         states_B=tuple(states_B),
         units_B=tuple(units_B),

@@ -278,13 +278,9 @@ class Loop:
         self.counters.env_steps += env_steps
 
     @property
-    def notes(self) -> Mapping[str, Any]:
-        """Return the state that stages beside the training steps keep in checkpoints, by name."""
+    def notes(self) -> dict[str, Any]:
+        """The state that stages beside the training steps keep in checkpoints, by name."""
         return self.counters.extra
-
-    def remember(self, name: str, value: Any) -> None:
-        """Put a note into the checkpoints from now on."""
-        self.counters.extra[name] = value
 
     def skip(self, steps: int) -> None:
         """Continue after training step ``steps``: those up to it are left out."""
@@ -389,10 +385,8 @@ class Loop:
 
     def _evaluate_if_due(self, extra_metrics: ExtraMetrics | None) -> None:
         done, evaluations = self.counters, self.evaluations
-        if evaluations is not None and evaluations.due(done, done.steps, self._over):
-            self._evaluate(evaluations, extra_metrics)
-
-    def _evaluate(self, evaluations: Evaluations, extra_metrics: ExtraMetrics | None) -> None:
+        if evaluations is None or not evaluations.due(done, done.steps, self._over):
+            return
         # Several processes evaluate together: there one cannot leave in the middle.
         alone = distributed.world_size() == 1
         self.progress.begin(EVALUATING)
@@ -407,7 +401,7 @@ class Loop:
         self.counters.evaluation_seconds += time.monotonic() - started
         self.counters.evaluated = self.counters.steps
         self.progress.end()
-        self.log.evaluation(self.counters, metrics, trees)
+        self.log.write(self.counters, "eval", metrics, trees)
         evaluations.note(self.counters, metrics)
 
     def _received(self) -> int | None:

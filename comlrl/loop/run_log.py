@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from comlrl.errors import warning
 from comlrl.evaluation.metrics import tree_metrics
@@ -11,21 +11,7 @@ from comlrl.loop.alarm import CollapseAlarm
 from comlrl.loop.records import Logger, LogRecord
 from comlrl.loop.steps import Counters, Gathered, Step, peak_memory_mb
 from comlrl.types import Domain, RolloutResult
-
-
-class Sampled(Protocol):
-    """Metrics of what training samples, of several steps where not each is logged."""
-
-    def collect(self) -> None:
-        """Collect the metrics of a finished step that is not logged. A collective call."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the steps since the last call. A collective call."""
-
-    def state(self) -> dict[str, Any]:
-        """Return a checkpoint's state of the steps since the last record."""
-
-    def load(self, state: Mapping[str, Any]) -> None: ...
+from comlrl.update.importance import ImportanceWeightedSampler
 
 
 class RunLog:
@@ -36,7 +22,7 @@ class RunLog:
         logger: Logger,
         domain: Domain,
         standing: Callable[[], Mapping[str, float]] = dict,
-        sampled: Sampled | None = None,
+        sampled: ImportanceWeightedSampler | None = None,
     ) -> None:
         """Set up the log. ``domain``: measures the trees. ``standing``: metrics that go into
         every record of a step or an evaluation. ``sampled``: those of what training samples;
@@ -61,30 +47,26 @@ class RunLog:
             costs = _costs(counters, step, gathered)
             sampled = {} if self.sampled is None else self.sampled.metrics()
             logged = {**metrics, **sampled, **costs}
-            self._write(counters, "train", logged, gathered.trees)
+            self.write(counters, "train", logged, gathered.trees)
         elif self.sampled is not None:
             self.sampled.collect()
         for text in self.alarm.look(metrics):
             warning(text)
         return metrics
 
-    def evaluation(
-        self, counters: Counters, metrics: Mapping[str, float], trees: Sequence[RolloutResult]
-    ) -> None:
-        self._write(counters, "eval", metrics, trees)
-
     def stage(self, counters: Counters, metrics: Mapping[str, float]) -> None:
         """Log the result of a stage beside the training steps."""
         counters.logged += 1  # resuming keeps as many lines as were counted
         self.logger.log(_record(counters, "train", metrics))
 
-    def _write(
+    def write(
         self,
         counters: Counters,
         phase: Literal["train", "eval"],
         metrics: Mapping[str, float],
         trees: Sequence[RolloutResult],
     ) -> None:
+        """Log a record of a step or an evaluation, and its episodes."""
         counters.logged += 1
         metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}
         record = _record(counters, phase, metrics)

@@ -64,7 +64,7 @@ class Agent:
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end a completion; the first is the tokenizer's own."""
         ids = [self.tokenizer.eos_token_id, *self.encoder.ends]
-        if self.chats and self.encoder.end_of_turn is not None:
+        if self.encoder.chats and self.encoder.end_of_turn is not None:
             ids.append(self.encoder.end_of_turn)
         return tuple(dict.fromkeys(ids))
 
@@ -83,11 +83,6 @@ class Agent:
     def encoder(self) -> PromptEncoder:
         ends = end_ids(getattr(self.model, "generation_config", None))
         return PromptEncoder(self.tokenizer, self.chat, ends, self.template_arguments)
-
-    @property
-    def chats(self) -> bool:
-        """Return whether prompts are messages in the model's chat template, or plain text."""
-        return self.encoder.chats
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
         """Encode a prompt; see ``PromptEncoder.encode``."""
@@ -114,20 +109,12 @@ class Agent:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    @contextlib.contextmanager
-    def learning(self) -> Iterator[None]:
+    def learning(self) -> contextlib.AbstractContextManager[None]:
         """Enable activation checkpointing and LoRA dropout, for differentiated passes.
 
         All else stays in evaluation mode, as does everything while sampling and scoring.
         """
-        switches = self.switches
-        for module in switches:
-            module.training = True
-        try:
-            yield
-        finally:
-            for module in switches:
-                module.training = False
+        return modes(self.switches, True)
 
     @property
     def switches(self) -> list[torch.nn.Module]:
@@ -246,3 +233,16 @@ def through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
     finally:
         for layer, (disabled, active) in zip(layers, before, strict=True):
             layer._disable_adapters, layer._active_adapter = disabled, active
+
+
+@contextlib.contextmanager
+def modes(modules: Sequence[torch.nn.Module], training: bool) -> Iterator[None]:
+    """Put modules into a mode, and back into theirs."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, before, strict=True):
+            module.training = mode

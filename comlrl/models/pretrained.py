@@ -141,12 +141,7 @@ def load_team(
                 learning_rate=settings[index].learning_rate,
             )
             agents.append(agent)
-    return Team(
-        agents,
-        shared_base=shares_base,
-        full=not loras[0].enabled,
-        begun_elsewhere=begun_elsewhere,
-    )
+    return Team(agents, shared_base=shares_base, begun_elsewhere=begun_elsewhere)
 
 
 def default_device() -> str:

@@ -11,15 +11,14 @@ with fewer make passes of weight zero, over one token (``Passes``).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from comlrl.errors import UserError
-from comlrl.models.agent import Agent, lora_layers, through
+from comlrl.models.agent import Agent, lora_layers, modes, through
 from comlrl.processes import distributed
 
 # What may come next, in this order; a collective call is last. A pass without gradients may come
@@ -145,20 +144,7 @@ class Passes:
             first = torch.zeros(
                 1, 1, width, dtype=like.dtype, device=like.device, requires_grad=learns
             )
-            with _modes(agent.switches, learns), torch.set_grad_enabled(learns):
+            with modes(agent.switches, learns), torch.set_grad_enabled(learns):
                 last = agent.hidden(inputs_embeds=first, use_cache=False)
             if learns:
                 self.begun[number].append((first, last))
-
-
-@contextlib.contextmanager
-def _modes(modules: Sequence[torch.nn.Module], training: bool) -> Iterator[None]:
-    """Put modules into a mode, as ``Agent.learning`` does, and back into theirs."""
-    before = [module.training for module in modules]
-    for module in modules:
-        module.training = training
-    try:
-        yield
-    finally:
-        for module, mode in zip(modules, before, strict=True):
-            module.training = mode

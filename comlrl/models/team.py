@@ -29,15 +29,12 @@ class Team:
         agents: Sequence[Agent],
         *,
         shared_base: bool,
-        full: bool,
         begun_elsewhere: bool = False,
     ) -> None:
         self.agents = tuple(agents)
         self.shared_base = shared_base  # one model, an adapter for each agent
-        self.full = full  # every weight is trained, no adapters
         # The reference is not the models as they are named (``init_from``): checkpoints hold it.
         self.begun_elsewhere = begun_elsewhere
-        self.sharded = False  # layers are split over the processes
 
     def __len__(self) -> int:
         return len(self.agents)
@@ -77,7 +74,7 @@ class Team:
             return False
         switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
         apart = self.router is not None or not self.shared_base
-        return apart and not switched and not self.sharded
+        return apart and not switched and not self.agents[0].sharded
 
     def split(self) -> None:
         """Split every decoder layer over the processes, in place (``models/sharding.py``).
@@ -88,8 +85,7 @@ class Team:
 
         sharding.shard([*{id(agent.model): agent for agent in self.agents}.values()])
         for agent in self.agents:
-            agent.fast, agent.sharded = None, True
-        self.sharded = True
+            agent.sharded = True
 
     @contextlib.contextmanager
     def acting(self, index: int) -> Iterator[Agent]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +51,9 @@ class Stage(Protocol):
     def tasks(self) -> Sequence[Task]: ...
 
     @property
-    def notes(self) -> Mapping[str, Any]: ...
+    def notes(self) -> dict[str, Any]: ...
 
     def deal(self, tasks: Sequence[Task]) -> Deal: ...
-
-    def remember(self, name: str, value: Any) -> None: ...
 
     def count(self, *, scored: int, tokens: int) -> None: ...
 
@@ -251,7 +249,7 @@ class Collector:
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        self.loop.remember("preferences", facts)
+        self.loop.notes["preferences"] = facts
 
     def _check(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -35,7 +35,6 @@ class LostPeer(RuntimeError):
 
 @dataclass(frozen=True)
 class _GivenUp:
-    text: str
     code: int
     saves: bool
 
@@ -94,7 +93,7 @@ def all_gather(value: T) -> list[T]:
     return parts
 
 
-def give_up(text: str, code: int, saves: bool = False) -> bool:
+def give_up(code: int, saves: bool = False) -> bool:
     """Tell the others, which wait in ``all_gather``, that this process ends with an error.
 
     ``saves``: as for PeerFailed.
@@ -103,7 +102,7 @@ def give_up(text: str, code: int, saves: bool = False) -> bool:
     """
     if world_size() == 1:
         return True
-    parts = _gather(_GivenUp(text, code, saves))
+    parts = _gather(_GivenUp(code, saves))
     return rank() == next(r for r, part in enumerate(parts) if isinstance(part, _GivenUp))
 
 

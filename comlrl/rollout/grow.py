@@ -94,13 +94,8 @@ class Rollout:
         """
         self.sampler, self.reward, self.transition = sampler, reward, transition
         self.seed, self.process, self.prompts = seed, process, prompts
-        self.own_rewards = own_rewards
+        self.returns_by_agent = own_rewards  # each agent has a separate return
         self.builder = PromptBuilder(sampler, prompts, history or History())
-
-    @property
-    def returns_by_agent(self) -> bool:
-        """Return whether each agent has a separate return."""
-        return self.own_rewards
 
     def grow(
         self,
@@ -135,7 +130,7 @@ class Rollout:
         return Rollout(
             sampler, self.reward, transition or self.transition, self.prompts,
             seed=self.seed, history=self.builder.history, process=self.process,
-            own_rewards=self.own_rewards,
+            own_rewards=self.returns_by_agent,
         )  # fmt: skip
 
     def _grow(
@@ -255,7 +250,7 @@ class Rollout:
 
     def _own_rewards(self, scores: Sequence[Score], agents: int) -> tuple[tuple[float, ...], ...]:
         """Return each agent's processed rewards of joint actions; empty if all share theirs."""
-        if not self.own_rewards or all(score.by_agent is None for score in scores):
+        if not self.returns_by_agent or all(score.by_agent is None for score in scores):
             return ()
         return tuple(
             tuple(map(self.process, score.by_agent or (score.value,) * agents)) for score in scores

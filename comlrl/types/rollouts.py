@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -184,11 +183,6 @@ class Tree:
         return sum(node.tokens for node in self.nodes) + self.greedy_cost[1]
 
     @property
-    def nodes_N(self) -> Counter[int]:
-        """At how many nodes each agent acts."""
-        return Counter(agent for node in self.nodes for agent in node.acting)
-
-    @property
     def final_score(self) -> Score:
         """The score of a chain's last turn."""
         return self.nodes[-1].scores_K[0]
@@ -330,11 +324,6 @@ class EpisodeGroup:
     @property
     def _all(self) -> tuple[Episode, ...]:
         return self.episodes_G if self.greedy is None else (*self.episodes_G, self.greedy)
-
-    @property
-    def nodes_N(self) -> Counter[int]:
-        """Each agent has one state: its task."""
-        return Counter(range(self.num_agents))
 
     @property
     def final_score(self) -> Score:

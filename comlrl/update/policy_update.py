@@ -13,10 +13,9 @@ from comlrl.models.team import Team
 from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, moments
 from comlrl.types import Row, TokenBatch
-from comlrl.update.accumulate import accumulate
+from comlrl.update.accumulate import accumulate, measure_all
 from comlrl.update.losses import clipped_policy, k3_kl
 from comlrl.update.minibatches import Pass
-from comlrl.update.old_logprobs import OldLogprobs
 from comlrl.update.optimizer import AgentOptimizer
 from comlrl.update.per_token import PerToken
 
@@ -48,8 +47,9 @@ class PolicyUpdate:
         """Set up the update. ``read``: log-probabilities under the present policy;
         ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
-        self.read, self.kl_in_loss = read, kl_in_loss
-        self.old, self.advantage = OldLogprobs(team, agent, read, read_reference), PerToken()
+        self.read, self.read_reference, self.kl_in_loss = read, read_reference, kl_in_loss
+        # Log-probabilities before the first update, and under the reference.
+        self.old, self.reference, self.advantage = PerToken(), PerToken(), PerToken()
 
     def measure(
         self,
@@ -59,16 +59,29 @@ class PolicyUpdate:
         """Measure old log-probabilities and the reference's, on the tensors of these minibatches
         of the first epoch. What is not measured here is read by its first pass, which must be
         the first of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
+
+        def measure(batch: TokenBatch) -> None:
+            policy = self.read(batch)
+            self.old.put(batch, policy.logprob_A)
+            if also is not None:
+                also(batch, policy)
+            if self.section.kl_coef > 0:
+                self.reference.put(batch, self._reference_logprob(batch))
+
         for rows in minibatches:
-            self.old.measure(rows, reference=self.section.kl_coef > 0, also=also)
+            measure_all(self.agent, rows, measure, self.team.run_parallel)
+
+    def _reference_logprob(self, batch: TokenBatch) -> torch.Tensor:
+        with torch.no_grad(), self.team.reference(self.agent.index) as reference:
+            return self.read_reference(reference, batch).logprob_A
 
     def before(self) -> dict[str, float]:
         """Return metrics of the policy before its update, once all samples have been read."""
-        old, processes, metrics = self.old.policy.flat(), self.team.processes, dict[str, float]()
+        old, processes, metrics = self.old.flat(), self.team.processes, dict[str, float]()
         if self.section.entropy_coef == 0:
             metrics["entropy"] = -moments(old, processes)[1]
         if self.section.kl_coef > 0:
-            metrics["kl"] = moments(old - self.old.reference.flat(), processes)[1]
+            metrics["kl"] = moments(old - self.reference.flat(), processes)[1]
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
@@ -127,7 +140,7 @@ class PolicyUpdate:
         section, logprob_A = self.section, policy.logprob_A
         advantage_A = self.advantage.get(batch).to(logprob_A)
         if section.takes_ratios:
-            old_A = self.old.of_policy(batch, logprob_A)
+            old_A = self.old.once(batch, lambda: logprob_A)
             loss_A = clipped_policy(logprob_A, old_A, advantage_A, section.clip_range)
             sums.absorb(ratio_sums(logprob_A, old_A, section.clip_range))
         else:
@@ -139,7 +152,8 @@ class PolicyUpdate:
             loss_A = loss_A - section.entropy_coef * batch.corrected(policy.entropy_A)
             sums.add(entropy=policy.entropy_A)
         if self.kl_in_loss > 0:
-            kl_A = k3_kl(logprob_A, self.old.of_reference(batch))
+            reference_A = self.reference.once(batch, lambda: self._reference_logprob(batch))
+            kl_A = k3_kl(logprob_A, reference_A)
             loss_A = loss_A + self.kl_in_loss * batch.corrected(kl_A)
             sums.add(kl=kl_A)
         return loss_A

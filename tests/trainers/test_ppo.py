@@ -178,7 +178,7 @@ def plain_values(trainer, i, turns, ids):
     centralized = section.critic == "centralized"
     policy = 0 if section.shared_policy else i
     critic = trainer.critics.networks[0 if centralized else policy]
-    head = i if centralized and trainer.rollout.own_rewards else 0
+    head = i if centralized and trainer.rollout.returns_by_agent else 0
     own = turns[i].prompt_ids
     if section.turn_order == "sequential":
         agents = range(i + 1)  # what later agents read holds what i is about to write
@@ -227,12 +227,12 @@ def plain_advantages(trainer, chains, i, values_of=None):
             if section.kl_in == "reward" and section.granularity == "token":
                 cost = paid(i).tolist()
             elif section.kl_in == "reward":
-                together = section.critic == "centralized" and not trainer.rollout.own_rewards
+                together = section.critic == "centralized" and not trainer.rollout.returns_by_agent
                 whose = range(section.num_agents) if together else [i]
                 cost = [float(sum(paid(j).sum() for j in whose))]
             places += [(c, len(ids))] * len(value)
             rewards += [-part for part in cost]
-            own = trainer.rollout.own_rewards
+            own = trainer.rollout.returns_by_agent
             rewards[-1] += chains.own_reward_CN[c][i] if own else chains.reward_C[c]
             values += value
             discounts += [section.gamma_token] * (len(value) - 1) + [section.discount]

@@ -91,9 +91,9 @@ def test_ratios_use_the_stored_latents_whatever_becomes_of_the_encoder(tmp_path)
         trainer.update_encoder(samples, 0.0)
     again = samples_of(trainer)
     assert not torch.allclose(again.latent_SNK, samples.latent_SNK, atol=0.1)
-    old = policy.old.policy.flat()
+    old = policy.old.flat()
     policy.measure([rows])
-    assert torch.equal(policy.old.policy.flat(), old)
+    assert torch.equal(policy.old.flat(), old)
 
 
 def test_each_loss_teaches_its_own_networks(tmp_path):

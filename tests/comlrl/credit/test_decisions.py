@@ -3,6 +3,8 @@ are chains."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from comlrl.credit.decisions import decisions_of
@@ -40,7 +42,7 @@ def grown(shape: Shape):
 def test_decision_c_n_plus_i_is_agent_is_part_of_joint_action_c(name):
     trees = grown(CHAINS[name])
     decisions, plain = decisions_of(trees), chains_of(trees)
-    agents = range(decisions.num_agents)
+    agents = range(trees[0].num_agents)
     assert len(decisions.numbered) == len(plain.reward_C) * len(agents)
     for number, decision in enumerate(decisions.numbered):
         action, agent = plain.origin(number)
@@ -94,8 +96,8 @@ def test_each_completion_is_one_decision_with_its_siblings_returns(name):
 def test_units_are_turns_and_count_their_nodes(name):
     shape, trees = TREES[name], grown(TREES[name])
     decisions = decisions_of(trees)
-    nodes = sum((tree.nodes_N for tree in trees), start=trees[0].nodes_N - trees[0].nodes_N)
-    assert sum(decisions.nodes_U, start=nodes - nodes) == nodes
+    nodes = Counter(agent for tree in trees for node in tree.nodes for agent in node.acting)
+    assert sum(decisions.nodes_U, start=Counter()) == nodes
     assert sum(decisions.units_B) == len(decisions.nodes_U)
     if shape.turn_order == "simultaneous":
         assert len(decisions.nodes_U) == sum(len(tree.nodes) for tree in trees)

@@ -55,7 +55,7 @@ def test_what_training_has_sampled_is_asked_for_by_its_own_records_alone():
             due=index == 4,
         )
         if index == 2:
-            log.evaluation(counters, {}, [])
+            log.write(counters, "eval", {}, [])
     evaluation, training = (record.metrics for record in logger.records)
     assert "importance/count" not in evaluation and evaluation["standing"] == 7.0
     assert sampled.collected == 3

@@ -79,7 +79,7 @@ def test_runs_dry_runs_and_shown_prompts_agree(tmp_path, chat):
     made = config(agent_model__name=base_model(tmp_path), agent_model__chat=chat)
     agent = build_team(made, device="cpu").agents[0]
     (first, *_) = agents_at_hand(made, [])
-    assert agent.chats == first.encoder.chats == (chat is True)
+    assert agent.encoder.chats == first.encoder.chats == (chat is True)
     assert first.encoder.form == load_encoder(made.agent_model, made.agent_model.name).form
     assert agent.encode(USER) == first.encoder.encode(USER)
     assert (agent.tokenizer.pad_token_id in agent.stop_ids) == (chat is True)
@@ -91,7 +91,7 @@ def test_a_generation_config_may_name_the_end(tmp_path):
     pad = tokenizer().pad_token_id
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [EOS, pad]}))
     made = config(agent_model__name=name)
-    assert build_team(made, device="cpu").agents[0].chats
+    assert build_team(made, device="cpu").agents[0].encoder.chats
     assert agents_at_hand(made, [])[0].encoder.chats
 
 

@@ -43,7 +43,7 @@ def built(kind: str = "qwen2", *, reference: bool = False, **settings) -> Team:
 
 def test_homogeneous_agents_share_one_base():
     agents = team(num_agents=3)
-    assert agents.shared_base and not agents.full and len(agents) == 3
+    assert agents.shared_base and len(agents) == 3
     assert len({id(agent.model) for agent in agents.agents}) == 1
     plain = AutoModelForCausalLM.from_pretrained(folder("qwen2"))
     base = sum(p.numel() for p in plain.parameters())
@@ -113,7 +113,7 @@ def test_attention_is_one_that_serves_the_model(kind, asked, taken):
 
 def test_all_weights_are_those_of_separate_copies():
     agents = built(lora__enabled=False)
-    assert agents.full and not agents.shared_base
+    assert not agents.shared_base and agents.agents[0].peft is None
     first, second = (agent.model for agent in agents.agents)
     assert first is not second
     count = sum(p.numel() for p in first.parameters())

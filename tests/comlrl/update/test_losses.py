@@ -128,7 +128,7 @@ def test_the_policys_loss_counts_what_the_log_says():
     batch = pack([Row((1,), ((2, 3, 4, 5),), (1.0,), (0,))], 0)
     section: Any = SimpleNamespace(takes_ratios=True, clip_range=0.2, entropy_coef=0.0)
     policy = PolicyUpdate(section, None, None, None, 1.0)  # type: ignore[arg-type]
-    policy.old.policy, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
+    policy.old, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
     ratios, sums = doubles(1.0, 1.5, 0.5, 1.1), Sums()
     policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), sums)
     means = sums.means("tokens", ALONE)

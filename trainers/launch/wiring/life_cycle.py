@@ -66,7 +66,7 @@ class LifeCycle:
         saves = self.loop is not None and isinstance(error, ServerError)
         first = True
         if saves or self._is_awaited(error):
-            first = _tell(text, self.code, saves)
+            first = _tell(self.code, saves)
         if first and not self.raises:
             print_error(text)
         if saves:
@@ -168,16 +168,16 @@ def _lost_peer(error: Exception) -> bool:
     return distributed.lost_peer(error)
 
 
-def _tell(text: str, code: int, saves: bool) -> bool:
+def _tell(code: int, saves: bool) -> bool:
     """Tell all processes that this one ends; return whether it is the one to print why."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
     from comlrl.processes import distributed
 
     if saves:
-        return distributed.give_up(text, code, saves=True)
+        return distributed.give_up(code, saves=True)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
     distributed.start()
-    first = distributed.give_up(text, code)
+    first = distributed.give_up(code)
     distributed.stop()
     return first
