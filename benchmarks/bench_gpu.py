@@ -202,10 +202,7 @@ def steps(device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the time of a step without its reward: both agents sample, learn and are stepped."""
     prompts, tokens = episodes(tiny)
     agents = team(device, tiny)
-    optimizers = [
-        AgentOptimizer(a.parameters(), 1e-5, max_grad_norm=1.0, processes=agents.processes)
-        for a in agents.agents
-    ]
+    optimizers = [AgentOptimizer(a.parameters(), 1e-5, max_grad_norm=1.0) for a in agents.agents]
     requests_N = [
         [
             Request(tuple(prompt), tuple((i, p, g) for g in range(4)))

@@ -23,8 +23,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from comlrl.processes.distributed import Processes
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.loggers.tables import table
@@ -116,7 +114,7 @@ def sampled(players: Players, critic: TeamCritic) -> Batch:
     old = players.logprob(drawn)
     actions = torch.multinomial(old.exp().flatten(0, 1), SAMPLES, True).view(TASKS, 2, SAMPLES)
     paid = PAYOFF_KAA[kind[:, None], actions[:, 0], actions[:, 1]]
-    gain = standardized((paid - critic(seen)[:, None]).flatten(), Processes()).view_as(paid)
+    gain = standardized((paid - critic(seen)[:, None]).flatten()).view_as(paid)
     return Batch(
         seen_SND=seen,
         kind_S=kind,

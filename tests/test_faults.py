@@ -22,7 +22,6 @@ from comlrl.models.agent import Agent
 from comlrl.models.fast.trie import Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.pretrained import build_team, load_model
-from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums
 from comlrl.trainers.launch.wiring.machine import check_devices
 from comlrl.types import Row, TokenBatch
@@ -276,7 +275,7 @@ def test_a_number_that_is_none_stops_with_its_batch(tmp_path: Path, kind: str) -
 
 def test_the_optimizer_does_not_step_on_what_is_no_number() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = AgentOptimizer([parameter], 0.1, max_grad_norm=1.0, processes=Processes())
+    optimizer = AgentOptimizer([parameter], 0.1, max_grad_norm=1.0)
     parameter.grad = torch.tensor([1.0, float("inf")])
     with pytest.raises(NonFiniteError):
         optimizer.step(0.0)

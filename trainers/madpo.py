@@ -123,9 +123,7 @@ class MADPOTrainer:
             groups = [
                 list(group) for _, group in groupby(completions_U, key=lambda s: s.prompt_ids)
             ]
-            shard = [
-                completion for group in self.team.processes.shard(groups) for completion in group
-            ]
+            shard = [completion for group in distributed.shard(groups) for completion in group]
             with (self.team.reference if first else self.team.acting)(index) as reading:
                 value_U = logprobs(reading, shard, self._temperature(index)).tolist()
             local = dict(zip(shard, value_U, strict=True))
@@ -193,7 +191,7 @@ class MADPOTrainer:
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
         """Make one optimizer step of every trained agent; return their gradient norms."""
-        batch = PairBatch.from_pairs(self.team.processes.shard(pairs))
+        batch = PairBatch.from_pairs(distributed.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
         total = sum(item.weight for item in pairs)
@@ -257,7 +255,7 @@ class MADPOTrainer:
         """Measure the round's held-out pairs under the present policies."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
-            batch = PairBatch.from_pairs(self.team.processes.shard(pairs[at : at + 64]))
+            batch = PairBatch.from_pairs(distributed.shard(pairs[at : at + 64]))
             sums.absorb(self._metrics(batch, self._deltas(batch)))
         return self._means(sums) if pairs else {}
 
@@ -276,5 +274,5 @@ class MADPOTrainer:
 
     def _means(self, sums: Sums) -> dict[str, float]:
         """Average over the pairs; the joint loss is also under the name that every trainer logs."""
-        means = sums.means("pairs", self.team.processes)
+        means = sums.means("pairs")
         return means | {"loss": means["dpo/loss"]}

@@ -61,7 +61,7 @@ from comlrl.loop.parts import Part, Player
 from comlrl.loop.steps import Rolled
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
-from comlrl.processes.distributed import Processes
+from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, agent_means, moments
 from comlrl.types import Row, Sampling, TokenBatch
 from comlrl.update.kl_coefficient import KLCoefficient
@@ -85,9 +85,9 @@ class Improvement:
     def rows(self, states: Sequence[int]) -> list[Row]:
         return [row for s in states for row in self.rows_S[s]]
 
-    def acted(self, processes: Processes) -> bool:
+    def acted(self) -> bool:
         """Return whether the policy chose any token. A collective call."""
-        return processes.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
+        return distributed.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """Compute the policy's loss of each token, and that of a head on its states."""
@@ -149,7 +149,7 @@ class PPOTrainer:
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
         """Update the policies and the critics; return metrics, bare (means) and of each agent."""
         for place, improvement in enumerate(policies):
-            if improvement.acted(self.team.processes):
+            if improvement.acted():
                 improvement.metrics |= self._standardize(improvement.policy)
                 with self.team.acting(improvement.policy.agent.index):
                     improvement.metrics |= self._update(place, improvement, rolled)
@@ -246,14 +246,14 @@ class PPOTrainer:
             )
 
         epochs = self._passes(rolled, "minibatches")
-        metrics = run_epochs(self.team.processes, epochs, self.section.target_kl, update)
+        metrics = run_epochs(epochs, self.section.target_kl, update)
         return metrics | improvement.policy.before()
 
     def _standardize(self, policy: PolicyUpdate) -> dict[str, float]:
         """Standardize advantages over the step's tokens as they are trained on; return their
         first moments too."""
         advantage = policy.advantage.flat()
-        _, mean, deviation = moments(advantage, self.team.processes)
+        _, mean, deviation = moments(advantage)
         if self.section.normalize_advantages:
             policy.advantage = policy.advantage.like((advantage - mean) / (deviation + 1e-8))
         return {"advantage_mean": mean, "advantage_std": deviation}

@@ -61,6 +61,7 @@ from comlrl.models.latent_networks import (
 )
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
+from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, extremes, moments, standardized
 from comlrl.run_files import HETEROGENEOUS
 from comlrl.types import Row, Sampling, TokenBatch
@@ -126,7 +127,7 @@ class SHPPOTrainer:
         actor = [*self.agent.parameters(), *self.policy.layer.parameters()]
         encoder, inference = policy.encoder.parameters(), self.inference.parameters()
         critic = self.critic.parameters()
-        optimizer = partial(optimizer_of, section, agent=0, processes=team.processes)
+        optimizer = partial(optimizer_of, section, agent=0)
         self.optimizers = {
             "actor": optimizer(actor, section.learning_rate),
             "critic": optimizer(critic, section.value_learning_rate),
@@ -172,7 +173,7 @@ class SHPPOTrainer:
         views_S = decisions.views(acting, centralized=True)
         self.critic.observe(observation_SND.flatten(0, 1))
         reader = PooledReader(self.critic, decisions, observation_SND.flatten(0, 1), views_S)
-        values = StepValues(self.section, self.team.processes, reader)
+        values = StepValues(self.section, reader)
         chains = decisions.chains(acting)
         advantage = values.credit(chains, decisions.reward, None)
         advantage_CV, return_CV = (
@@ -238,7 +239,7 @@ class SHPPOTrainer:
         policy.measure([rows(chosen) for chosen in first[1:]])
         metrics = self._metrics_before(samples)
         if section.normalize_advantages:
-            advantage_X = standardized(samples.advantage_CV.flatten(), self.team.processes)
+            advantage_X = standardized(samples.advantage_CV.flatten())
             samples = replace(samples, advantage_CV=advantage_X.view_as(samples.advantage_CV))
         policy.credit(self._advantages(samples), rows(range(len(rows_SN))))
         losses = []
@@ -261,7 +262,7 @@ class SHPPOTrainer:
             }
 
         epochs = passes(states, size, section.ppo_epochs, key, rolled.span, rolled.deal)
-        metrics |= run_epochs(self.team.processes, epochs, section.target_kl, update, after)
+        metrics |= run_epochs(epochs, section.target_kl, update, after)
         self.critic.returns.add(samples.values.returns.flat()[:, None])
         metrics |= policy.before()
         return metrics | {
@@ -296,7 +297,7 @@ class SHPPOTrainer:
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
         """Return metrics of the step before its update."""
-        _, mean, deviation = moments(samples.advantage_CV.flatten(), self.team.processes)
+        _, mean, deviation = moments(samples.advantage_CV.flatten())
         metrics = {
             "advantage_mean": mean,
             "advantage_std": deviation,
@@ -304,7 +305,7 @@ class SHPPOTrainer:
         }
         if self.num_agents > 1 and self.section.latents == "learned":
             distances = latent_distances(samples.latent_SNK).flatten()
-            metrics["latent/cosine_distance"] = moments(distances, self.team.processes)[1]
+            metrics["latent/cosine_distance"] = moments(distances)[1]
         return metrics
 
     def update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
@@ -325,10 +326,7 @@ class SHPPOTrainer:
             with frozen(self.inference):
                 value_S = self._inferred(samples, mu_SNK, sigma_SNK).mean(1)
             parts, losses = parts | {"value": value_S}, [latent_loss(value_S, *weighed)]
-        metrics = {
-            f"latent/{name}": moments(part.detach(), self.team.processes)[1]
-            for name, part in parts.items()
-        }
+        metrics = {f"latent/{name}": moments(part.detach())[1] for name, part in parts.items()}
         return metrics | {"latent/loss": self._descend("encoder", progress, *losses)}
 
     def _latent_policy(
@@ -355,11 +353,11 @@ class SHPPOTrainer:
     def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
         """Make one optimizer step on the sum of the losses' means over all processes; return
         that sum."""
-        counts = [max(1, self.team.processes.total(len(loss_X))) for loss_X in losses_X]
+        counts = [max(1, distributed.total(len(loss_X))) for loss_X in losses_X]
         parts = [loss_X.sum() / n for loss_X, n in zip(losses_X, counts, strict=True)]
         loss = torch.stack(parts).sum()
         optimizer = self.optimizers[name]
         optimizer.zero()
         loss.backward()
         optimizer.step(progress)
-        return self.team.processes.total(float(loss.detach()))
+        return distributed.total(float(loss.detach()))

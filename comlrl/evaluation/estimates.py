@@ -18,7 +18,6 @@ from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.evaluation.metrics import tree_metrics
 from comlrl.evaluation.outcomes import outcomes
 from comlrl.processes import distributed
-from comlrl.processes.distributed import Processes
 from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, RolloutResult, Sampling, Shape, Task
@@ -35,8 +34,6 @@ def evaluate(
     shape: Shape,
     sampling: Sampling,
     samples: int = 1,
-    *,
-    processes: Processes,
 ) -> list[RolloutResult]:
     """Grow ``samples`` independent chains for each task, each one tree; sample by sample.
 
@@ -46,18 +43,16 @@ def evaluate(
     def grow(shard: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
         return rollout.grow_each(shard, shape.chain, sampling, keys)
 
-    return repeat(grow, tasks, samples, processes=processes)
+    return repeat(grow, tasks, samples)
 
 
 def repeat(
     grow: Grow,
     tasks: Sequence[Task],
     samples: int = 1,
-    *,
-    processes: Processes,
 ) -> list[RolloutResult]:
     """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
-    deal = processes.deal(tasks)
+    deal = distributed.deal(tasks)
     shard = deal.shard(tasks)
     together = at_once(max(distributed.all_gather(len(shard))))  # alike for all processes
     grown: list[RolloutResult] = []

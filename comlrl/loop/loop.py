@@ -39,7 +39,7 @@ from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic
 from comlrl.processes import cpu_threads, distributed
-from comlrl.processes.distributed import Deal, Processes
+from comlrl.processes.distributed import Deal
 from comlrl.types import RolloutResult, Task
 from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
@@ -61,7 +61,6 @@ class Loop:
         run_dir: Path,
         log: RunLog,
         *,
-        processes: Processes,
         evaluations: Evaluations | None = None,
         signals: Signals | None = None,
         progress: Progress | None = None,
@@ -74,7 +73,6 @@ class Loop:
         from them; with None where no step follows, or one after a checkpoint: a resumed run
         would not have its trees. ``cost``: of a task, by which ``deal`` divides them."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
-        self.processes = processes
         self.evaluations, self.prefetch, self.cost = evaluations, prefetch, cost
         self.signals, self.progress = signals or Signals(), progress or Progress()
         limits = [end for end in (section.max_steps, schedule.steps) if end is not None]
@@ -108,7 +106,7 @@ class Loop:
 
     def deal(self, tasks: Sequence[Task]) -> Deal:
         """Divide tasks over the processes, by their costs."""
-        return self.processes.deal(tasks, self.cost)
+        return distributed.deal(tasks, self.cost)
 
     def _dealt(self, step: Step) -> Step:
         return replace(step, deal=self.deal(step.tasks))
@@ -237,7 +235,7 @@ class Loop:
         """
         step.clock.lap("rollout")
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
-        sums = self.processes.all_reduce_counts({"scored": scored, "tokens": tokens})
+        sums = distributed.all_reduce_counts({"scored": scored, "tokens": tokens})
         scored, tokens = int(sums["scored"]), int(sums["tokens"])
         span = self.span(scored)
         # All processes have sampled by now and meet again below, so an error here may be raised.

@@ -21,6 +21,7 @@ from comlrl.loop.steps import Rolled, Step
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs, action_logprobs
 from comlrl.models.team import Team
+from comlrl.processes import distributed
 from comlrl.processes.distributed import Deal
 from comlrl.processes.statistics import Sums, agent_means
 from comlrl.types import RolloutResult, Row, Sampling, TokenBatch
@@ -76,7 +77,7 @@ class PolicyLearner:
         spares = self.loop.schedule.spares(step.index - 1) if self.refill else []
         for _ in range(self.refill):
             live = sum(self._teaches(step, tree) for tree in trees)
-            missing = wanted - int(self.team.processes.total(live))
+            missing = wanted - int(distributed.total(live))
             further, spares = spares[:missing], spares[missing:]
             if not further:
                 break
@@ -136,7 +137,7 @@ class PolicyLearner:
         metrics_N: list[dict[str, float]] = [{} for _ in agents]
         for place, i in enumerate(trained):
             norms = [norms_U[place] for norms_U in norms_UN]
-            sums = sums_N[i].all_reduced(self.team.processes)
+            sums = sums_N[i].all_reduced()
             metrics_N[i] = self._metrics(i, sums) | {"gradient_norm": max(norms)}
         ends = {"learning_rate": self.optimizers[0].learning_rate, "updates": float(len(updates))}
         return agent_means(metrics_N) | ends
@@ -153,7 +154,7 @@ class PolicyLearner:
         ``nodes``: of this process, by the agent."""
         counts = {i: nodes[i] for i in policies}
         optimizers = dict(zip(policies, self.optimizers, strict=True))
-        of_team = self.team.processes.all_reduce_counts(counts)
+        of_team = distributed.all_reduce_counts(counts)
 
         def gradients(i: int) -> None:
             completions = int(of_team[i]) * self.section.shape.generations(i)
@@ -178,13 +179,13 @@ class PolicyLearner:
 
         With ``refill``, tasks that teach nothing are left out, unless nothing would be left.
         """
-        decisions, processes = rolled.decisions, self.team.processes
+        decisions = rolled.decisions
         numbers = iter(range(len(decisions.nodes_U)))
         units_B = [[next(numbers) for _ in range(count)] for count in decisions.units_B]
         if self.refill:
             live = {d.unit for d, c in zip(decisions.numbered, credit_D, strict=True) if c}
             live_B = [units if live.intersection(units) else [] for units in units_B]
-            units_B = live_B if processes.total(sum(map(len, live_B))) else units_B
+            units_B = live_B if distributed.total(sum(map(len, live_B))) else units_B
         places, total = rolled.deal.positions([len(units) for units in units_B])
         unit_at = dict(zip(places, itertools.chain(*units_B), strict=True))
         return [

@@ -16,7 +16,6 @@ from peft import PeftModel
 from comlrl.models.agent import REFERENCE, Agent, Reference, Untrained, lora_layers, through
 from comlrl.models.fast.lora_routing import Router
 from comlrl.processes import distributed
-from comlrl.processes.distributed import Processes
 
 GRADIENTS_AT_ONCE = 256 << 20  # bytes
 
@@ -52,11 +51,6 @@ class Team:
     def device(self) -> torch.device:
         """The device of the first agent."""
         return self.agents[0].device
-
-    @property
-    def processes(self) -> Processes:
-        """The division of work among processes."""
-        return Processes()
 
     @property
     def router(self) -> Router | None:

@@ -177,37 +177,37 @@ class Deal:
         return [at for start, count in pairs for at in range(start, start + count)], total
 
 
-@dataclass(frozen=True)
-class Processes:
-    """Division of a run's work over its processes, and sums over their parts."""
+def deal(items: Sequence[T], cost: Callable[[T], int] | None = None) -> Deal:
+    """Divide items by their costs, which all processes compute alike; None: all cost 1."""
+    if cost is None or world_size() == 1:
+        return Deal(balanced([1] * len(items), world_size()))
+    return Deal(balanced([cost(item) for item in items], world_size()))
 
-    def deal(self, items: Sequence[T], cost: Callable[[T], int] | None = None) -> Deal:
-        """Divide items by their costs, which all processes compute alike; None: all cost 1."""
-        if cost is None or world_size() == 1:
-            return Deal(balanced([1] * len(items), world_size()))
-        return Deal(balanced([cost(item) for item in items], world_size()))
 
-    def shard(self, items: Sequence[T]) -> list[T]:
-        """Return this process's part: every world_size-th item."""
-        return self.deal(items).shard(items)
+def shard(items: Sequence[T]) -> list[T]:
+    """Return this process's part: every world_size-th item."""
+    return deal(items).shard(items)
 
-    def total(self, value: float) -> float:
-        """Sum over the processes' shards."""
-        return sum(all_gather(value))
 
-    def all_reduce_counts(self, values: Mapping[K, float]) -> dict[K, float]:
-        """Sum values over the processes' shards, in one exchange."""
-        parts = all_gather(dict(values))
-        return {name: sum(part[name] for part in parts) for name in values}
+def total(value: float) -> float:
+    """Sum over the processes' shards."""
+    return sum(all_gather(value))
 
-    def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sum gradients over the processes, in one flat call (whole models: a few).
 
-        A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
-        """
-        if world_size() > 1:
-            for bucket in _buckets(parameters):
-                _add(bucket)
+def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
+    """Sum values over the processes' shards, in one exchange."""
+    parts = all_gather(dict(values))
+    return {name: sum(part[name] for part in parts) for name in values}
+
+
+def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Sum gradients over the processes, in one flat call (whole models: a few).
+
+    A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
+    """
+    if world_size() > 1:
+        for bucket in _buckets(parameters):
+            _add(bucket)
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

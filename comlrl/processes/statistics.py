@@ -10,30 +10,31 @@ from typing import Any
 import torch
 
 from comlrl.processes import distributed
-from comlrl.processes.distributed import Processes
 
 
-def standardized(values: torch.Tensor, processes: Processes) -> torch.Tensor:
+def standardized(values: torch.Tensor) -> torch.Tensor:
     """Return (x − mean) / (standard deviation + 1e-8), over all processes' values."""
-    count, mean, deviation = moments(values, processes)
+    count, mean, deviation = moments(values)
     return (values - mean) / (deviation + 1e-8) if count else values
 
 
-def moments(values: torch.Tensor, processes: Processes) -> tuple[int, float, float]:
+def moments(values: torch.Tensor) -> tuple[int, float, float]:
     """Count, mean and standard deviation over all processes' values."""
-    sums = processes.all_reduce_counts({"count": len(values), "sum": float(values.double().sum())})
+    sums = distributed.all_reduce_counts(
+        {"count": len(values), "sum": float(values.double().sum())}
+    )
     count = int(sums["count"])
     if count == 0:
         return 0, math.nan, math.nan
     mean = sums["sum"] / count
-    squares = processes.total(float(((values.double() - mean) ** 2).sum()))
+    squares = distributed.total(float(((values.double() - mean) ** 2).sum()))
     return count, mean, math.sqrt(squares / count)
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor, processes: Processes) -> float:
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
     """Return 1 − Var(returns − values) / Var(returns); NaN if all returns are equal."""
-    _, _, error = moments(returns - values, processes)
-    _, _, spread = moments(returns, processes)
+    _, _, error = moments(returns - values)
+    _, _, spread = moments(returns)
     return 1 - (error / spread) ** 2 if spread > 0 else math.nan
 
 
@@ -91,7 +92,7 @@ class Sums:
         self.add(**other._totals)
         self.reach(**other._maxima)
 
-    def all_reduced(self, processes: Processes) -> Sums:
+    def all_reduced(self) -> Sums:
         """Return the sums of all processes' shards. A collective call."""
         reduced = Sums()
         for totals, maxima in distributed.all_gather((dict(self.totals), self.maxima)):
@@ -99,9 +100,9 @@ class Sums:
             reduced.reach(**maxima)
         return reduced
 
-    def means(self, per: str, processes: Processes) -> dict[str, float]:
+    def means(self, per: str) -> dict[str, float]:
         """Divide every sum of all processes by that of ``per``, add maxima. A collective call."""
-        reduced = self.all_reduced(processes)
+        reduced = self.all_reduced()
         count = max(1.0, reduced.totals[per])
         return {
             k: reduced.totals[k] / count for k in sorted(reduced.totals) if k != per

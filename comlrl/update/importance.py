@@ -114,7 +114,7 @@ class ImportanceWeightedSampler:
 
     def collect(self) -> None:
         """Add up the sums of all processes, so that a checkpoint has them. A collective call."""
-        sums, self.sums = self.sums.all_reduced(self.team.processes), Sums()
+        sums, self.sums = self.sums.all_reduced(), Sums()
         self.unlogged.absorb(sums)
 
     def state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from comlrl.config.algorithms import CommonConfig
 from comlrl.errors import NonFiniteError
 from comlrl.models.team import Team
-from comlrl.processes.distributed import Processes
+from comlrl.processes import distributed
 
 MASTER = "master"  # the name of a float32 master among a weight's moments in a checkpoint
 
@@ -61,11 +61,10 @@ class AgentOptimizer:
         schedule: str = "constant",
         warmup: int = 0,
         agent: int | None = None,
-        processes: Processes,
     ) -> None:
         """Set up the optimizer. ``agent``: whose parameters they are, for the error of a norm
         that is not finite. ``processes``: over which gradients are summed."""
-        self.agent, self.processes = agent, processes
+        self.agent = agent
         self.parameters = list(parameters)
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
         self.learning_rate = 0.0  # of the update just made
@@ -87,7 +86,7 @@ class AgentOptimizer:
         ``progress``: the part of the run, 0 to 1, that lies before this update. Raises
         NonFiniteError, with the weights untouched, where the norm is not finite.
         """
-        self.processes.add_gradients(self.parameters)
+        distributed.add_gradients(self.parameters)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
@@ -172,8 +171,6 @@ def optimizer_of(
     parameters: Iterable[torch.nn.Parameter],
     learning_rate: float,
     agent: int | None = None,
-    *,
-    processes: Processes,
 ) -> AgentOptimizer:
     """Build an optimizer with the clip and the schedule of an algorithm's section."""
     return AgentOptimizer(
@@ -183,12 +180,11 @@ def optimizer_of(
         schedule=section.lr_scheduler,
         warmup=section.warmup_steps,
         agent=agent,
-        processes=processes,
     )
 
 
 def policy_optimizer(section: CommonConfig, team: Team, index: int) -> AgentOptimizer:
     """Build an optimizer of what an agent's policy trains."""
-    agent, processes = team.agents[index], team.processes
+    agent = team.agents[index]
     rate = agent.learning_rate or section.learning_rate
-    return optimizer_of(section, agent.parameters(), rate, index, processes=processes)
+    return optimizer_of(section, agent.parameters(), rate, index)

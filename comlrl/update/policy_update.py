@@ -10,7 +10,7 @@ from comlrl.config.algorithms import ActorCriticConfig, MAGRPOConfig
 from comlrl.models.agent import Agent
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
-from comlrl.processes.distributed import Processes
+from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, moments
 from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate, measure_all
@@ -77,11 +77,11 @@ class PolicyUpdate:
 
     def before(self) -> dict[str, float]:
         """Return metrics of the policy before its update, once all samples have been read."""
-        old, processes, metrics = self.old.flat(), self.team.processes, dict[str, float]()
+        old, metrics = self.old.flat(), dict[str, float]()
         if self.section.entropy_coef == 0:
-            metrics["entropy"] = -moments(old, processes)[1]
+            metrics["entropy"] = -moments(old)[1]
         if self.section.kl_coef > 0:
-            metrics["kl"] = moments(old - self.reference.flat(), processes)[1]
+            metrics["kl"] = moments(old - self.reference.flat())[1]
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
@@ -101,7 +101,7 @@ class PolicyUpdate:
     ) -> float:
         """Make one step of the optimizers on the mean over these rows' tokens; return the first
         one's gradient norm, unclipped. ``loss``: in place of ``PolicyUpdate.loss``."""
-        tokens = int(self.team.processes.total(sum(sum(row.chosen) for row in rows)))
+        tokens = int(distributed.total(sum(sum(row.chosen) for row in rows)))
         self.gradients(rows, optimizers, tokens, sums, loss)
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
         return norm
@@ -172,7 +172,6 @@ def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) 
 
 
 def run_epochs(
-    processes: Processes,
     passes: Iterable[Pass],
     target_kl: float | None,
     update: Callable[[list[int], Sums, float], float],
@@ -189,7 +188,7 @@ def run_epochs(
         norms += [update(states, of_pass, progress) for states, progress in epoch.minibatches]
         metrics |= after(epoch)
         sums.absorb(of_pass)
-        metrics["approx_kl"] = of_pass.means("tokens", processes)["approx_kl"]
+        metrics["approx_kl"] = of_pass.means("tokens")["approx_kl"]
         if target_kl is not None and metrics["approx_kl"] > target_kl:
             break
     ends = {
@@ -197,4 +196,4 @@ def run_epochs(
         "updates": float(len(norms)),
         "gradient_norm": max(norms),
     }
-    return sums.means("tokens", processes) | metrics | ends
+    return sums.means("tokens") | metrics | ends

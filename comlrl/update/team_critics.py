@@ -17,6 +17,7 @@ from comlrl.models.critics import (
     observations,
 )
 from comlrl.models.team import Team
+from comlrl.processes import distributed
 from comlrl.update.minibatches import Pass
 from comlrl.update.optimizer import AgentOptimizer, optimizer_of
 from comlrl.update.values import LanguageReader, PooledReader, StepValues, history_rows
@@ -52,7 +53,6 @@ class TeamCritics:
                 network.parameters(),
                 section.value_learning_rate,
                 index,
-                processes=team.processes,
             )
             for index, network in zip(self.policies, self.networks, strict=True)
         ]
@@ -92,7 +92,6 @@ class TeamCritics:
         return [
             StepValues(
                 self.section,
-                self.team.processes,
                 self._reader(index, network, decisions, seen_PD),
                 network if isinstance(network, TokenCritic) else None,
                 gamma_token=self.section.gamma_token,
@@ -107,7 +106,7 @@ class TeamCritics:
         metrics = [{"explained_variance": critic.explained_variance()} for critic in values]
         of_all = zip(values, metrics, self.networks, self.optimizers, strict=True)
         for critic, of_critic, network, optimizer in of_all:
-            if critic.reader is not None and self.team.processes.total(critic.count) > 0:
+            if critic.reader is not None and distributed.total(critic.count) > 0:
                 of_critic["value_loss"] = critic.learn(optimizer, epochs())
             if isinstance(network, TeamCritic):
                 network.returns.add(critic.returns.flat()[:, None])

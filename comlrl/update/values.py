@@ -17,7 +17,7 @@ from comlrl.models.agent import Agent
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.team import Team
-from comlrl.processes.distributed import Processes
+from comlrl.processes import distributed
 from comlrl.processes.statistics import Sums, explained_variance
 from comlrl.types import Row, TokenBatch
 from comlrl.update.accumulate import accumulate, measure_all
@@ -54,7 +54,6 @@ class StepValues:
     def __init__(
         self,
         section: ActorCriticConfig,
-        processes: Processes,
         reader: ValueReader | None,
         head: TokenCritic | None = None,
         *,
@@ -63,8 +62,7 @@ class StepValues:
         """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
         states, computed in the passes of its update (``see``, ``shared_loss``). ``gamma_token``
         discounts between values of one turn."""
-        self.section, self.processes = section, processes
-        self.reader, self.head, self.gamma_token = reader, head, gamma_token
+        self.section, self.reader, self.head, self.gamma_token = section, reader, head, gamma_token
         self.value, self.returns = PerToken(), PerToken()  # of before the update
 
     def see(self, batch: TokenBatch, policy: ActionLogprobs) -> None:
@@ -102,7 +100,7 @@ class StepValues:
         return len(self.value.flat())
 
     def explained_variance(self) -> float:
-        return explained_variance(self.value.flat(), self.returns.flat(), self.processes)
+        return explained_variance(self.value.flat(), self.returns.flat())
 
     def shared_loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
         """Compute the head's loss of each token, in the policy's pass."""
@@ -131,7 +129,7 @@ class StepValues:
         assert self.reader is not None
         optimizer.zero()
         local_count = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
-        count = max(1, int(self.processes.total(local_count)))
+        count = max(1, int(distributed.total(local_count)))
 
         def loss(numbers: Sequence[int], value_A: torch.Tensor) -> tuple[torch.Tensor, Sums]:
             loss_A = self._loss(numbers, value_A)
@@ -139,7 +137,7 @@ class StepValues:
 
         sums = self.reader.backward(states, loss)
         optimizer.step(progress)
-        return self.processes.total(sums.totals["loss"]), count
+        return distributed.total(sums.totals["loss"]), count
 
     def _loss(self, numbers: Sequence[int], value_A: torch.Tensor) -> torch.Tensor:
         old, returns = self.value.at(numbers), self.returns.at(numbers)

@@ -23,7 +23,6 @@ from comlrl.models.logprobs import action_logprobs
 from comlrl.models.pretrained import build_team
 from comlrl.models.team import Team
 from comlrl.preferences.pairs import select_pairs
-from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import Sums, standardized
 from comlrl.types import AgentTurn, Completion, Message, Node, Row, Sampling, Score, Tree
 from comlrl.update.losses import clipped_value, joint_dpo
@@ -215,7 +214,7 @@ def test_standardized_advantages_are_verls_but_for_the_standard_deviation():
     theirs = [
         x for row, n in zip(VERL["gae"]["whitened"], toy.LENGTHS, strict=True) for x in row[:n]
     ]
-    ours = standardized(torch.tensor(advantage_A, dtype=torch.float64), Processes())
+    ours = standardized(torch.tensor(advantage_A, dtype=torch.float64))
     assert (math.sqrt(5 / 6) * ours).tolist() == close(theirs)
 
 

@@ -12,7 +12,6 @@ from comlrl.loop.loop import Loop
 from comlrl.loop.records import Logger
 from comlrl.loop.run_log import RunLog
 from comlrl.loop.task_schedule import TaskSchedule
-from comlrl.processes.distributed import Processes
 from comlrl.rewards.code.domain import CODE
 from comlrl.types import Task
 
@@ -38,6 +37,5 @@ def loop(
         schedule or epochs,
         run_dir,
         log,
-        processes=Processes(),
         evaluations=evaluations,
     )

@@ -17,7 +17,6 @@ from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
 from comlrl.models.latent_networks import HeterogeneousPolicy, InferenceNet, frozen
-from comlrl.processes.distributed import Processes
 from comlrl.processes.statistics import standardized
 from comlrl.types import AgentTurn, Completion, Node, Score, Task, Tree
 from comlrl.update.losses import (
@@ -145,7 +144,7 @@ def ppo(
         old = [agents.logprob(i, actions[i]).detach() for i in range(2)]
         for _ in range(4):
             for i in range(2):
-                advantage = standardized(credits[0 if centralized else i][0], Processes())
+                advantage = standardized(credits[0 if centralized else i][0])
                 loss = clipped_policy(agents.logprob(i, actions[i]), old[i], advantage, 0.2)
                 agents.optimizers[i].zero_grad()
                 loss.mean().backward()
@@ -207,7 +206,7 @@ def shppo(payoff: Payoff, *, heterogeneous: bool = True) -> float:
         actions = torch.multinomial(probabilities, SAMPLES, True)
         chains = chains_of([play(actions, payoff)])
         advantage, returns = turn_credit(chains, critic(seen).detach(), 0.95, 0.9)
-        advantage = standardized(advantage, Processes())
+        advantage = standardized(advantage)
         old = policy.logits(latent[0]).gather(1, actions).detach()
         for _ in range(4):
             logprob = policy.logits(latent[0]).gather(1, actions)  # the stored latent

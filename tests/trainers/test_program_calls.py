@@ -10,7 +10,6 @@ import torch
 
 from comlrl.credit.decisions import Decisions, View, decisions_of
 from comlrl.models.critics import TeamCritic
-from comlrl.processes.distributed import Processes
 from comlrl.types import Completion, Episode, EpisodeGroup, Shape
 from comlrl.update.losses import policy_gradient
 from comlrl.update.values import PooledReader, StepValues
@@ -99,7 +98,7 @@ def advantages(kind: str, episode: Episode) -> torch.Tensor:
     seen = torch.stack([features(decisions[d].prompt_ids) for d in decisions.prompts])
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
     reader = PooledReader(critic, decisions, seen, views_of(decisions, kind))
-    values = StepValues(section, Processes(), reader)
+    values = StepValues(section, reader)
     found = values.credit(decisions.chains(range(2)), decisions.reward, None)
     return torch.cat([found.of_completion[k] for k in range(len(decisions.numbered))])
 

@@ -18,7 +18,6 @@ from comlrl.credit.advantages import sibling_advantages
 from comlrl.credit.decisions import Decisions, View, decisions_of
 from comlrl.credit.returns import joint_returns
 from comlrl.models.critics import TeamCritic
-from comlrl.processes.distributed import Processes
 from comlrl.types import AgentTurn, Completion, Node, Score, Shape, Task, Tree
 from comlrl.update.losses import joint_dpo, policy_gradient
 from comlrl.update.values import PooledReader, StepValues
@@ -161,7 +160,7 @@ def advantages(kind: str, own: bool, tree: Tree) -> list[float]:
     critic = stirred_critic(2 if own else 1)
     section = SimpleNamespace(discount=DISCOUNT, gae_lambda=1.0)
     reader = PooledReader(critic, decisions, seen(decisions), views_of(decisions, kind))
-    values = StepValues(section, Processes(), reader)
+    values = StepValues(section, reader)
     found = values.credit(decisions.chains(range(2)), decisions.reward, None)
     return [float(found.of_completion[number]) for number in range(4)]
 

@@ -6,7 +6,6 @@ import pytest
 
 from comlrl.evaluation import baselines
 from comlrl.evaluation.estimates import evaluate, repeat
-from comlrl.processes.distributed import Processes
 from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import plain_text
 from comlrl.types import Shape
@@ -20,7 +19,6 @@ from tests.support.fakes import (
     task,
 )
 
-ALONE = Processes()
 TASKS = [task("A"), task("B")]
 
 
@@ -42,25 +40,19 @@ def _wrote(tree, node: int) -> list[str]:
 
 
 def test_single_asks_one_agent_for_the_whole_program():
-    trees = repeat(baselines.build("single", _rollout(), 2, SAMPLING), TASKS, processes=ALONE)
+    trees = repeat(baselines.build("single", _rollout(), 2, SAMPLING), TASKS)
     assert [len(tree.nodes[0].agents_N) for tree in trees] == [1, 1]
     assert "aux" not in _read(trees[0], 0)[0]
 
 
 def test_naive_concat_is_the_first_turn_of_the_untrained_team():
-    trees = repeat(
-        baselines.build("naive_concat", _rollout(), 2, SAMPLING), TASKS, samples=3, processes=ALONE
-    )
-    assert trees == evaluate(
-        _rollout(), TASKS, Shape(2, 1, 4), SAMPLING, samples=3, processes=ALONE
-    )
+    trees = repeat(baselines.build("naive_concat", _rollout(), 2, SAMPLING), TASKS, samples=3)
+    assert trees == evaluate(_rollout(), TASKS, Shape(2, 1, 4), SAMPLING, samples=3)
 
 
 def test_sequential_shows_each_agent_what_those_before_it_wrote():
     sampler = FakeSampler()
-    tree, _ = repeat(
-        baselines.build("sequential", _rollout(sampler), 3, SAMPLING), TASKS, processes=ALONE
-    )
+    tree, _ = repeat(baselines.build("sequential", _rollout(sampler), 3, SAMPLING), TASKS)
     team = tree.team(2, 0)
     aux, aux2, main = (plain_text(turn.prompt) for turn, _ in team)
     wrote = [completion.text for _, completion in team]
@@ -72,7 +64,7 @@ def test_sequential_shows_each_agent_what_those_before_it_wrote():
 
 
 def test_sequential_scores_one_joint_action_and_processes_its_reward():
-    trees = repeat(baselines.build("sequential", _rollout(), 2, SAMPLING), TASKS, processes=ALONE)
+    trees = repeat(baselines.build("sequential", _rollout(), 2, SAMPLING), TASKS)
     assert [tree.nodes[-1].scores_K[0].value for tree in trees] == [1.0, 2.0]
     assert [[n.rewards_K for n in tree.nodes] for tree in trees] == [[(), (0.0,)], [(), (1.0,)]]
 
@@ -84,7 +76,7 @@ def test_sequential_draws_the_same_whatever_stands_beside_a_task():
 
 
 def test_discussion_shows_the_drafts_of_the_others_once():
-    tree, _ = repeat(baselines.build("discussion", _rollout(), 3, SAMPLING), TASKS, processes=ALONE)
+    tree, _ = repeat(baselines.build("discussion", _rollout(), 3, SAMPLING), TASKS)
     assert [node.turn for node in tree.nodes] == [1, 2]
     drafts, prompts = _wrote(tree, 0), [turn.prompt[-1].content for turn in tree.nodes[1].agents_N]
     for i, text in enumerate(prompts):

@@ -6,14 +6,12 @@ import pytest
 
 from comlrl.evaluation import batches
 from comlrl.evaluation.estimates import evaluate
-from comlrl.processes.distributed import Processes
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Shape
 from tests.support.fakes import PROMPTS, SAMPLING, SEED, FakeReward, FakeTransition, task
 from tests.support.tiny_models import team
 
-ALONE = Processes()
 TASKS = [task(name) for name in "ABC"]
 SHAPES = {
     "one turn": Shape(2, 1, 4),
@@ -48,7 +46,7 @@ def rollout() -> Counting:
 def test_answers_that_grow_together_are_those_that_grow_alone(name, at_once, grown, monkeypatch):
     monkeypatch.setattr(batches, "AT_ONCE", at_once)
     shape, own = SHAPES[name], rollout()
-    trees = evaluate(own, TASKS, shape, SAMPLING, 5, processes=ALONE)
+    trees = evaluate(own, TASKS, shape, SAMPLING, 5)
     assert own.grown == grown
     alone = [rollout().grow(TASKS, shape.chain, SAMPLING, ("eval", s)) for s in range(5)]
     assert trees == [tree for trees in alone for tree in trees]

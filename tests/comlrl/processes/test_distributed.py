@@ -30,21 +30,20 @@ def check_seam() -> None:
     from comlrl.processes import distributed
 
     distributed.start()
-    processes = distributed.Processes()
     size, rank = distributed.world_size(), distributed.rank()
     items = list(range(7))
-    own = processes.shard(items)
+    own = distributed.shard(items)
     assert own == items[rank::size]
-    dealt = processes.deal(items, lambda item: 2**item)
+    dealt = distributed.deal(items, lambda item: 2**item)
     assert (6 in dealt.shard(items)) == (dealt.shard(items) == [6]) == (rank == 0)
-    for deal in (processes.deal(items), dealt):
+    for deal in (distributed.deal(items), dealt):
         check_deal(deal, items)
-    one = processes.deal(items[:1])
+    one = distributed.deal(items[:1])
     assert one.gather(one.shard(items[:1])) == items[:1]
     assert distributed.all_gather(rank) == list(range(size))
     assert distributed.from_main(lambda: ("made by", rank)) == ("made by", 0)
-    assert processes.total(rank + 1) == size * (size + 1) / 2
-    assert processes.all_reduce_counts({"a": rank, "b": 1})["b"] == size
+    assert distributed.total(rank + 1) == size * (size + 1) / 2
+    assert distributed.all_reduce_counts({"a": rank, "b": 1})["b"] == size
     check_gradients(rank, size)
     assert distributed.in_sync([torch.ones(3), torch.zeros(2, dtype=torch.bfloat16)])
     # One bit apart is apart; 0.0 and -0.0 are equal numbers and not equal bits.
@@ -69,7 +68,7 @@ def check_gradients(rank: int, size: int) -> None:
     calls = []
     reduce = torch.distributed.all_reduce
     torch.distributed.all_reduce = lambda tensor: (calls.append(tensor.numel()), reduce(tensor))
-    distributed.Processes().add_gradients([a, b, c])
+    distributed.add_gradients([a, b, c])
     torch.distributed.all_reduce = reduce
     assert calls == [3 * 6 + 3]  # one flat call: three gradients and who has them
     assert a.grad is not None and a.grad.tolist() == [[size * (size + 1) / 2] * 3] * 2

@@ -13,7 +13,7 @@ import torch
 from comlrl.credit.advantages import gae
 from comlrl.models.logprobs import ActionLogprobs
 from comlrl.models.rows import pack
-from comlrl.processes.distributed import Deal, Processes
+from comlrl.processes.distributed import Deal
 from comlrl.processes.statistics import Sums, explained_variance, moments, standardized
 from comlrl.types import AgentTurn, Completion, Row, Task, Tree
 from comlrl.update.losses import (
@@ -32,8 +32,6 @@ from comlrl.update.policy_update import PolicyUpdate
 from tests.support.plain_chains import chains_of
 from tests.support.trees import node
 from tests.support.turn_credit import turn_credit
-
-ALONE = Processes()
 
 
 def doubles(*values: float) -> torch.Tensor:
@@ -131,7 +129,7 @@ def test_the_policys_loss_counts_what_the_log_says():
     policy.old, policy.advantage = per_token({0: [0.0] * 4}), per_token({0: [1.0] * 4})
     ratios, sums = doubles(1.0, 1.5, 0.5, 1.1), Sums()
     policy.loss(batch, ActionLogprobs(ratios.log(), None, torch.empty(4, 0)), sums)
-    means = sums.means("tokens", ALONE)
+    means = sums.means("tokens")
     assert means["clip_fraction"] == 0.5  # 1.5 and 0.5
     assert means["ratio_max"] == pytest.approx(1.5)
     # KL(old ‖ new) by k3 from the old policy's samples: mean of (ρ − 1 − log ρ)
@@ -252,15 +250,13 @@ def test_numbers_of_tokens_survive_another_order_of_rows():
 
 def test_explained_variance_and_moments_by_hand():
     returns = doubles(1, 2, 3, 4)
-    assert explained_variance(returns, returns, ALONE) == 1.0
-    assert explained_variance(doubles(7, 7, 7, 7), returns, ALONE) == pytest.approx(0.0)
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(doubles(7, 7, 7, 7), returns) == pytest.approx(0.0)
     # Errors −1, 0, 0, 1 have variance ½, the returns 5/4: 1 − 0.4.
-    assert explained_variance(doubles(2, 2, 3, 3), returns, ALONE) == pytest.approx(0.6)
-    assert math.isnan(explained_variance(returns, doubles(1, 1, 1, 1), ALONE))  # nothing to explain
-    assert moments(doubles(1, 3), ALONE) == (2, 2.0, 1.0)
-    torch.testing.assert_close(
-        standardized(doubles(1, 3), ALONE), doubles(-1, 1), rtol=1e-6, atol=0
-    )
+    assert explained_variance(doubles(2, 2, 3, 3), returns) == pytest.approx(0.6)
+    assert math.isnan(explained_variance(returns, doubles(1, 1, 1, 1)))  # nothing to explain
+    assert moments(doubles(1, 3)) == (2, 2.0, 1.0)
+    torch.testing.assert_close(standardized(doubles(1, 3)), doubles(-1, 1), rtol=1e-6, atol=0)
 
 
 def test_minibatches_are_a_partition_that_the_key_decides():

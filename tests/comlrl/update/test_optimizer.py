@@ -7,14 +7,13 @@ import copy
 import pytest
 import torch
 
-from comlrl.processes.distributed import Processes
 from comlrl.update.optimizer import AgentOptimizer
 
 RATE = 2e-5
 
 
 def optimizer(parameter: torch.nn.Parameter, **more) -> AgentOptimizer:
-    return AgentOptimizer([parameter], RATE, max_grad_norm=1e9, processes=Processes(), **more)
+    return AgentOptimizer([parameter], RATE, max_grad_norm=1e9, **more)
 
 
 def stepped(parameter: torch.nn.Parameter, times: int, own: AgentOptimizer | None = None):

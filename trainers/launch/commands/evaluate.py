@@ -268,18 +268,17 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
     """Return a function that samples all tasks: by the team's turns or program, or a baseline."""
     from comlrl.evaluation import baselines, estimates
-    from comlrl.processes.distributed import Processes
     from comlrl.programs.rollout import ProgramRollout
 
-    section, alone = plan.config.section, Processes()
+    section = plan.config.section
     if plan.baseline is not None:
         size = baselines.team_size(plan.baseline, section.num_agents)
         drawn = evaluated(plan.config, plan.work.domain.roles(size), plan.greedy)
         assert not isinstance(stage.rollout, ProgramRollout)
         grow = baselines.build(plan.baseline, stage.rollout, size, drawn)
-        return lambda: estimates.repeat(grow, stage.tasks, plan.samples, processes=alone)
+        return lambda: estimates.repeat(grow, stage.tasks, plan.samples)
     return lambda: estimates.evaluate(
-        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples, processes=alone
+        stage.rollout, stage.tasks, section.shape, stage.sampling, plan.samples
     )
 
 

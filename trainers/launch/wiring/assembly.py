@@ -138,14 +138,13 @@ def assemble(
         counts = api.metrics(services)
         if fallbacks is not None:
             counts["expert_fallbacks"] = fallbacks.count
-        return {name: team.processes.total(count) for name, count in counts.items()}
+        return {name: distributed.total(count) for name, count in counts.items()}
 
     loop = Loop(
         section,
         build_schedule(section, train, config.seed),
         run_dir,
         RunLog(logger, work.domain, standing, corrected),
-        processes=team.processes,
         evaluations=evaluations,
         signals=signals,
         progress=progress,
@@ -366,10 +365,11 @@ def build_evaluations(
     from comlrl.loop.cadence import Cadence
     from comlrl.loop.evaluations import Evaluations
     from comlrl.loop.progress import Written
+    from comlrl.processes import distributed
 
-    domain, processes = rollout.prompts.domain, generator.team.processes
+    domain = rollout.prompts.domain
     of_task = section.eval_answers * section.num_turns * section.num_agents
-    completions = len(processes.shard(tasks)) * of_task
+    completions = len(distributed.shard(tasks)) * of_task
     ks = sorted({1, section.eval_answers})
 
     def run() -> tuple[list[RolloutResult], dict[str, float]]:
@@ -383,7 +383,6 @@ def build_evaluations(
                 section.shape,
                 sampling,
                 section.eval_answers,
-                processes=processes,
             )
         finally:
             generator.on_written = before
