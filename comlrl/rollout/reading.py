@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from comlrl.models.latents import Latent
 from comlrl.quoting import clean
 from comlrl.tasks.history import Exchange, PromptTooLongError, next_prompt, shorten, with_handed_on
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Completion, JointAction, Message, Sampler, Sampling, Task
+from comlrl.types.sampling import Latent
 
 LEFT_OUT = "\n(the rest is left out)"
 

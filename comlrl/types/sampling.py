@@ -37,6 +37,17 @@ class SamplingSupport:
     threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where there are ids
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Latent:
+    """SHPPO: who an agent was at one state, kept from the rollout to the update. On the CPU."""
+
+    observation_D: torch.Tensor  # its prompt, pooled
+    epsilon_K: torch.Tensor  # standard normal; zeros where sampling was greedy
+    value_K: torch.Tensor  # μ + σ ε: the ratios of all epochs use this very one
+    mu_K: torch.Tensor
+    memory_H: torch.Tensor  # after this turn
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A completion of an agent."""
@@ -53,8 +64,8 @@ class Completion:
     importance: float = field(default=1.0, compare=False)
     # log-probability of each token; empty where ``logprob`` is not a number
     logprob_L: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    # SHPPO: what the agent acted under (``comlrl.models.latents.Latent``), one for all siblings
-    latent: Any = field(default=None, compare=False, repr=False)
+    # SHPPO: what the agent acted under, one for all siblings
+    latent: Latent | None = field(default=None, compare=False, repr=False)
     # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
     support: SamplingSupport | None = field(default=None, compare=False, repr=False)
 
@@ -119,7 +130,7 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     keys_G: tuple[tuple[Any, ...], ...]
-    before: Any = None  # SHPPO: the agent's own ``Latent`` at the turn before
+    before: Latent | None = None  # SHPPO: the agent's at the turn before
     _: KW_ONLY
     latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
     task_id: str = ""  # of the task, whose prompts begin alike

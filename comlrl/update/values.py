@@ -6,7 +6,6 @@ token, or one for the turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import torch
 
@@ -32,19 +31,6 @@ Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
 CRITIC = "the critic (its rate is value_learning_rate)"
 
 
-class ValueReader(Protocol):
-    """A critic with separate passes over a step's states."""
-
-    def measure(self) -> PerToken:
-        """Compute all values, without gradients."""
-
-    def numbers(self, states: Sequence[int]) -> list[int]:
-        """Return the numbers of what is valued in these states."""
-
-    def backward(self, states: Sequence[int], loss: Loss) -> Sums:
-        """Add the gradients of a loss on the values of these states."""
-
-
 class StepValues:
     """One critic's values of one training step, and what they are to become.
 
@@ -54,7 +40,7 @@ class StepValues:
     def __init__(
         self,
         section: ActorCriticConfig,
-        reader: ValueReader | None,
+        reader: PooledReader | LanguageReader | None,
         head: TokenCritic | None = None,
         *,
         gamma_token: float = 1.0,
@@ -171,6 +157,7 @@ class PooledReader:
         ]
 
     def measure(self) -> PerToken:
+        """Compute all values, without gradients."""
         states, value = range(len(self.read_S)), PerToken()
         with torch.no_grad():
             parts = self._values(states).split(1)
@@ -178,9 +165,11 @@ class PooledReader:
         return value
 
     def numbers(self, states: Sequence[int]) -> list[int]:
+        """Return the numbers of what is valued in these states."""
         return [number for s in states for number, _ in self.read_S[s]]
 
     def backward(self, states: Sequence[int], loss: Loss) -> Sums:
+        """Add the gradients of a loss on the values of these states."""
         numbers = self.numbers(states)
         if not numbers:  # a process may have no part of a minibatch
             return Sums()
