@@ -18,7 +18,7 @@ SYNONYMS = {
     "entropy_coef": "entropy_coeff ent_coef entropy_beta entropy_weight entropy_loss_coef",
     "clip_range": "epsilon clip_eps clip_ratio cliprange clip_epsilon clip_coef eps_clip",
     "value_clip_range": "cliprange_value vf_clip value_clip vf_clip_param",
-    "ppo_epochs": "num_ppo_epochs noptepochs update_epochs inner_epochs",
+    "ppo_epochs": "num_ppo_epochs noptepochs update_epochs inner_epochs num_iterations",
     "update_epochs": "num_iterations mu inner_epochs ppo_epochs",
     "num_train_epochs": "epochs num_epochs total_epochs n_epochs max_epochs",
     "max_steps": "total_training_steps max_train_steps total_steps train_steps num_training_steps",
@@ -42,7 +42,8 @@ SYNONYMS = {
     "num_turns": "max_turns n_turns turns max_assistant_turns",
     "advantage": "adv_estimator advantage_mode advantage_estimator",
     "advantage_normalization": "scale_rewards normalize_advantage norm_adv norm_adv_by_std_in_grpo",
-    "normalize_advantages": "whiten_rewards normalize_advantage norm_adv advantage_normalization",
+    "normalize_advantages": "whiten_rewards normalize_advantage norm_adv advantage_normalization "
+    "scale_rewards",
     "early_termination_threshold": "termination_threshold",
     "replay": "preference_replay_mode",
     "critic_model": "use_separate_critic value_model",
