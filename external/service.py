@@ -47,7 +47,12 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     missing and cannot be inferred from the model's name.
     """
     if base_url is not None:
-        host = urlsplit(base_url).hostname
+        try:
+            host = urlsplit(base_url).hostname
+        except ValueError as error:
+            raise UserError(
+                f"external.expert_base_url: '{base_url}': {error}; set an address"
+            ) from error
         for provider in PROVIDERS:
             if host == urlsplit(provider.base_url).hostname:
                 return provider._replace(base_url=base_url)

@@ -227,6 +227,8 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     section = ExternalConfig(mode="expert_edits", expert_model="my-model")
     with pytest.raises(UserError, match=r"external\.expert_base_url: null"):
         external.find(section, CODE).build(PROMPTS)
+    with pytest.raises(UserError, match=r"external\.expert_base_url: "):
+        provider_of("my-model", "http://[::1")
 
 
 @pytest.mark.parametrize("status", [302, 307, 308])

@@ -123,7 +123,7 @@ def assemble(
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, inner)
     if distributed.is_main():
         resume = start.checkpoint is not None
-        logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
+        logger = loggers.build(config, work.domain, work.roles, run_dir, progress, resume=resume)
         opened.callback(_close, logger)
     best = BestModel(run_dir, save) if config.output.save_best else None
     evaluations = None
