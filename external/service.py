@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from comlrl.errors import UserError
@@ -74,10 +74,7 @@ class Service:
         model: str,
         provider: Provider,
         user: str,  # the setting that needs it, for that error
-        *,
-        timeout: float = 60.0,  # seconds for one request, its whole answer included
-        retries: int = 3,
-        backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
+        **client: Any,  # as ``ApiClient`` takes it
     ) -> None:
         self.model, self.url, self._limit = model, provider.base_url, provider.limit
         key = os.environ.get(provider.key) or None
@@ -87,9 +84,7 @@ class Service:
                 "set it"
             )
         try:
-            self._client = ApiClient(
-                provider.base_url, key, timeout=timeout, retries=retries, backoff=backoff
-            )
+            self._client = ApiClient(provider.base_url, key, **client)
         except ValueError as error:
             raise UserError(f"{user} with {provider.base_url}: {error}; set an address") from error
 

@@ -296,8 +296,9 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     from comlrl.evaluation import baselines
 
     config = plan.config
-    agents = 1 if plan.baseline == "single" else config.section.num_agents
-    order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
+    agents, order = config.section.num_agents, config.section.turn_order
+    if plan.baseline is not None:
+        agents, order = baselines.team_size(plan.baseline, agents), baselines.order(plan.baseline)
     names = [team.name for team in plan.teams]
     checkpoint = names[0] if len(names) == 1 else None
     others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}
