@@ -7,8 +7,7 @@ import sys
 from comlrl.config.algorithms import MADPOConfig
 from comlrl.loop.parts import Trainer
 from comlrl.trainers.launch.commands.train import main
-from comlrl.trainers.launch.wiring.assembly import Run
-from comlrl.trainers.launch.wiring.labelling import build_collector
+from comlrl.trainers.launch.wiring.assembly import Run, build_collector
 
 
 def build(run: Run[MADPOConfig]) -> Trainer:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from comlrl.config.algorithms import MAGRPOConfig, MARLHFConfig, PPOConfig
 from comlrl.loop.parts import Algorithm, Trainer
 from comlrl.trainers.launch.commands.train import main
-from comlrl.trainers.launch.wiring.assembly import Run, build_critic_team, build_player
-from comlrl.trainers.launch.wiring.labelling import build_collector
+from comlrl.trainers.launch.wiring import assembly
+from comlrl.trainers.launch.wiring.assembly import Run
 
 if TYPE_CHECKING:
     from comlrl.preferences.reward_model import ModelReward
@@ -24,7 +24,7 @@ def build(run: Run[MARLHFConfig]) -> Trainer:
     return MARLHFTrainer(
         run.section,
         run.loop,
-        build_collector(run),
+        assembly.build_collector(run),
         reward,
         online_trainer(run, reward),
         reward_base(run),
@@ -39,10 +39,10 @@ def online_trainer(run: Run[MARLHFConfig], reward: ModelReward) -> Algorithm[Any
     from comlrl.trainers.ppo import PPOTrainer
 
     section = run.config.online
-    rollout = build_player(run.config, run.work, run.rollout.sampler, reward)
+    rollout = assembly.build_player(run.config, run.work, run.rollout.sampler, reward)
     if run.section.learns_by == "ppo":
         ppo = cast("PPOConfig", section)
-        critics = build_critic_team(run.config, ppo, run.team)
+        critics = assembly.build_critic_team(run.config, ppo, run.team)
         return PPOTrainer(ppo, run.team, rollout, run.loop, run.sampling, critic_team=critics)
     magrpo = cast("MAGRPOConfig", section)
     return MAGRPOTrainer(magrpo, run.team, rollout, run.loop, run.sampling)

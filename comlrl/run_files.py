@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 CONFIG = "config.yaml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -22,3 +24,8 @@ ADAPTER = "adapter_config.json"  # PEFT's, of a model
 # SHPPO's networks, by which one policy acts for all agents: a folder of a model, and a part of a
 # checkpoint.
 HETEROGENEOUS = "heterogeneous"
+
+
+def agent_folders(model: Path) -> list[Path]:
+    """Return the folders agent_0/, agent_1/, … of a team's model, by number."""
+    return sorted(model.glob("agent_*"), key=lambda folder: (len(folder.name), folder.name))

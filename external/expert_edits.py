@@ -11,13 +11,14 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from comlrl.external.service import ExpertError, Service, provider_of
 from comlrl.quoting import clean, cut
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Transition
 
+MAX_IN_FLIGHT = 4  # requests
 MAX_EDIT = 800  # characters of an agent's edits that are quoted
 
 REQUEST = """\
@@ -58,24 +59,15 @@ class ExpertEdits:
         plain: Transition,
         *,
         fallbacks: Fallbacks | None = None,
-        timeout: float = 60.0,  # seconds for one request, its whole answer included
-        retries: int = 3,
-        backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
-        max_in_flight: int = 4,
+        **client: Any,  # as ``ApiClient`` takes it
     ) -> None:
         self.prompts, self.fallbacks = prompts, fallbacks or Fallbacks()
-        self._on_error, self._plain, self._max_in_flight = on_error, plain, max_in_flight
-        self._service = Service(
-            model,
-            provider_of(model, base_url),
-            "external.mode: 'expert_edits'",
-            timeout=timeout,
-            retries=retries,
-            backoff=backoff,
-        )
+        self._on_error, self._plain = on_error, plain
+        user = "external.mode: 'expert_edits'"
+        self._service = Service(model, provider_of(model, base_url), user, **client)
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-        with ThreadPoolExecutor(self._max_in_flight) as pool:
+        with ThreadPoolExecutor(MAX_IN_FLIGHT) as pool:
             answers = [pool.submit(self._edits, attempt) for attempt in attempts]
             try:
                 return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from comlrl.errors import UserError
@@ -47,7 +47,12 @@ def provider_of(model: str, base_url: str | None) -> Provider:
     missing and cannot be inferred from the model's name.
     """
     if base_url is not None:
-        host = urlsplit(base_url).hostname
+        try:
+            host = urlsplit(base_url).hostname
+        except ValueError as error:
+            raise UserError(
+                f"external.expert_base_url: '{base_url}': {error}; set an address"
+            ) from error
         for provider in PROVIDERS:
             if host == urlsplit(provider.base_url).hostname:
                 return provider._replace(base_url=base_url)
@@ -69,10 +74,7 @@ class Service:
         model: str,
         provider: Provider,
         user: str,  # the setting that needs it, for that error
-        *,
-        timeout: float = 60.0,  # seconds for one request, its whole answer included
-        retries: int = 3,
-        backoff: float = 1.0,  # seconds before the first retry; doubled for each further one
+        **client: Any,  # as ``ApiClient`` takes it
     ) -> None:
         self.model, self.url, self._limit = model, provider.base_url, provider.limit
         key = os.environ.get(provider.key) or None
@@ -82,9 +84,7 @@ class Service:
                 "set it"
             )
         try:
-            self._client = ApiClient(
-                provider.base_url, key, timeout=timeout, retries=retries, backoff=backoff
-            )
+            self._client = ApiClient(provider.base_url, key, **client)
         except ValueError as error:
             raise UserError(f"{user} with {provider.base_url}: {error}; set an address") from error
 

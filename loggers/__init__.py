@@ -56,21 +56,27 @@ class Loggers(Logger):
 
 
 def build(
-    config: Config, domain: Domain, run_dir: str | Path, progress: Progress, resume: bool = False
+    config: Config,
+    domain: Domain,
+    roles: Sequence[str],
+    run_dir: str | Path,
+    progress: Progress,
+    resume: bool = False,
 ) -> Loggers:
     """Return the loggers that a run's configuration enables.
 
-    ``domain``: the team's domain, which names its agents and describes its scores; ``progress``:
-    what the console prints of the run beside its records. ``resume``: continue a run of W&B or
-    Trackio. No log in ``run_dir`` changes before the loggers' ``begin``.
+    ``domain``: the team's domain, which describes its scores; ``roles``: the agents' names, which
+    a program may choose; ``progress``: what the console prints of the run beside its records.
+    ``resume``: continue a run of W&B or Trackio. No log in ``run_dir`` changes before the loggers'
+    ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / ENVIRONMENT)
-    agents = config.section.num_agents
-    pays_otherwise = agents == 1 and bool(config.reward.arguments)  # the greatest reward differs
+    # The greatest reward differs.
+    pays_otherwise = len(roles) == 1 and bool(config.reward.arguments)
     own_reward = config.reward.target is not None or pays_otherwise
-    write_domain(run_dir / DOMAIN, config.domain, domain, agents, own_reward)
+    write_domain(run_dir / DOMAIN, config.domain, domain, roles, own_reward)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),
         SampleLogger(run_dir / SAMPLES, domain),
@@ -91,7 +97,6 @@ def build(
         from comlrl.loggers.trackio import TrackioLogger
 
         loggers.append(TrackioLogger(config.trackio, config.to_dict(), run_dir, resume))
-    roles = domain.roles(agents)
     rewards = [
         (f"{one_line(role)} reward", f"agent_{i}/reward_mean", "{:.2f}")
         for i, role in enumerate(roles)
@@ -103,13 +108,9 @@ def build(
 
 
 def write_domain(
-    path: Path, name: str, domain: Domain, num_agents: int, own_reward: bool = False
+    path: Path, name: str, domain: Domain, roles: Sequence[str], own_reward: bool = False
 ) -> None:
     """Write ``domain.json``: what a report needs of the domain, whose module it never imports."""
-    greatest = None if own_reward else domain.greatest_reward(num_agents)
-    facts = {
-        "domain": name,
-        "roles": list(domain.roles(num_agents)),
-        "greatest_reward": greatest,
-    }
+    greatest = None if own_reward else domain.greatest_reward(len(roles))
+    facts = {"domain": name, "roles": list(roles), "greatest_reward": greatest}
     replace(path, json.dumps(facts, indent=2) + "\n")

@@ -14,7 +14,7 @@ from comlrl.files import replace
 from comlrl.loggers.report.run_data import Run, read_run
 from comlrl.loggers.tables import code, plain, table
 from comlrl.loggers.views.view import listed
-from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS
+from comlrl.run_files import BEST_MODEL, FINAL_MODEL, HETEROGENEOUS, agent_folders
 
 SETTINGS = (
     "num_turns", "turn_order", "num_generations", "joint_mode", "handoff", "learning_rate",
@@ -55,7 +55,7 @@ class Saved:
 
     @property
     def folders(self) -> list[str]:
-        return sorted(folder.name for folder in self.place.glob("agent_*"))
+        return [folder.name for folder in agent_folders(self.place)]
 
     @property
     def section(self) -> Mapping[str, Any]:

@@ -122,11 +122,13 @@ def _how(result: Mapping[str, Any]) -> str:
     sampling = result["sampling"]
     drawn = f"temperature {sampling['temperature']}" if sampling["temperature"] else "greedy"
     cut = "".join(f", {k} {sampling[k]}" for k in ("top_p", "top_k") if sampling[k] is not None)
-    for role, role_settings in result.get("settings", {}).get("sampling", {}).items():
-        settings = " ".join(
-            f"{key} {value}" for key, value in role_settings.items() if value is not None
-        )
-        cut += f", {role}: {settings}"
+    settings = result.get("settings", {})
+    by_role, agents = dict(settings.get("sampling", {})), settings.get("agents")
+    if isinstance(agents, Mapping):
+        by_role |= {role: a["sampling"] for role, a in agents.items() if a.get("sampling")}
+    for role, changes in by_role.items():
+        told = " ".join(f"{key} {value}" for key, value in changes.items() if value is not None)
+        cut += f", {role}: {told}"
     return (
         f"{result['tasks']} tasks of {code(result['dataset'])} {plain(result['split'])}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "

@@ -132,6 +132,7 @@ def test_what_a_run_logs(played):
     assert second["read"] == [{"role": "user", "content": first["wrote"]}]
     lines = [line for line in read_lines(out / "episodes.jsonl") if line["phase"] == "train"]
     assert len(lines) == 12 and {line["episode"] for line in lines} == {0, 1}
+    assert json.loads((out / "domain.json").read_text())["roles"] == ["writer", "reader"]
     assert "1. writer" in (out / "report.html").read_text()
     assert (out / "my_team.py").read_text() == TEAM
 

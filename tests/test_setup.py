@@ -3,6 +3,7 @@ the Dockerfile and the workflows, which nothing here can run: what they name is 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from comlrl import builtin
+
 ROOT = Path(__file__).parent.parent
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -30,6 +33,16 @@ def test_every_place_says_the_same() -> None:
     assert tuple(re.findall(r"Python :: (3\.\d+)", PROJECT)) == SUPPORTED
     assert f"Python {SUPPORTED[0]} to {SUPPORTED[-1]}" in (ROOT / "README.md").read_text()
     assert f'WHEEL_PYTHONS="{" ".join(SUPPORTED)}"' in (ROOT / "Makefile").read_text()
+
+
+def test_the_wheel_has_all_that_is_built_in() -> None:
+    found = re.findall(r'^"comlrl.builtin" = (\[.*\])', PROJECT, re.M)[0]
+    folder = Path(builtin.__file__).parent
+    packed = {file for pattern in json.loads(found) for file in folder.glob(pattern)}
+    for splits in builtin.DATASETS.values():
+        assert packed.issuperset(splits.values())
+    for model in builtin.MODELS.values():
+        assert packed.issuperset(model.iterdir())
 
 
 def test_the_citation_has_the_version_of_the_package() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import functools
 import json
 import math
@@ -38,7 +37,7 @@ from comlrl.config.yaml_values import (
     normalise,
     printed,
 )
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 
 # Older spellings; "<algo>" stands for the algorithm's section. None: accepted and ignored.
 ALIASES: dict[str, str | None] = {
@@ -341,8 +340,7 @@ def _checked(name: str, values: Any, cls: type) -> Any:
         raise UserError(f"{name}: {values!r} is not a mapping; write {name}.KEY=VALUE")
     for key, value in (values or {}).items():
         if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
-            hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(keys)}"
+            hint = near(key, keys, "there are {}")
             raise UserError(f"{name}.{key}: unknown key, set to {value!r}; {hint}")
         if not any(fits(value, member) for member in keys[key].members):
             raise UserError(f"{name}.{key}: {value!r} is not valid; use {keys[key].expected}")

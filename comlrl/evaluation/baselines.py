@@ -22,8 +22,6 @@ from comlrl.rollout.grow import Rollout
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Sampling, Shape
 
-NAMES = ("single", "naive_concat", "sequential", "discussion")
-
 SEEN = "`{name}` is:\n{text}\n"
 DRAFTS = """\
 {drafts}
@@ -48,19 +46,15 @@ def order(name: str) -> Literal["simultaneous", "sequential"]:
 
 
 def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> Grow:
-    """Build the baseline on the rollout's sampler and reward. ``name``: one of ``NAMES``."""
-    match name:
-        case "single" | "naive_concat" | "sequential":
-            shape = Shape(team_size(name, num_agents), 1, 1, turn_order=order(name)).chain
-            return lambda tasks, keys: rollout.grow_each(tasks, shape, sampling, keys)
-        case "discussion":
-            talk = Rollout(
-                rollout.sampler, rollout.reward, partial(discuss, rollout.prompts), rollout.prompts,
-                seed=rollout.seed, process=rollout.process,
-            )  # fmt: skip
-            shape = Shape(num_agents, 2, 1)
-            return lambda tasks, keys: talk.grow_each(tasks, shape, sampling, keys)
-    raise ValueError(f"{name!r} is not a baseline; use one of {', '.join(NAMES)}")
+    """Build the baseline on the rollout's sampler and reward."""
+    shape = Shape(team_size(name, num_agents), 1, 1, turn_order=order(name)).chain
+    if name == "discussion":
+        shape = Shape(num_agents, 2, 1)
+        rollout = Rollout(
+            rollout.sampler, rollout.reward, partial(discuss, rollout.prompts), rollout.prompts,
+            seed=rollout.seed, process=rollout.process,
+        )  # fmt: skip
+    return lambda tasks, keys: rollout.grow_each(tasks, shape, sampling, keys)
 
 
 def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:

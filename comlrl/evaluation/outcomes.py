@@ -87,7 +87,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
 
 
 def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:
-    """Collect outcomes of a node, and of those before it in its turn."""
+    """Yield the answers of a node, and of those before it in its turn."""
     node = tree.nodes[index]
     for agent, turn in zip(node.acting, node.agents_N, strict=True):
         yield Answers(index * tree.num_agents + agent, agent, turn)

@@ -9,6 +9,7 @@ each candidate also holds the prompts that its agents read.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl.errors import UserError
+from comlrl.quoting import clean_json
 from comlrl.run_files import PREFERENCES
 from comlrl.tasks.prompts import split_prefill
 from comlrl.types import Completion, Message, Tree
@@ -155,8 +157,10 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
     sets = []
     for number, line in enumerate(lines, 1):
         try:
-            item = _from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            item = _from_json(clean_json(json.loads(line)))
+        except (
+            ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             raise PreferenceError(
                 f"preferences: line {number} of '{path}' is not a candidate set "
                 f"({type(error).__name__}: {error})"
@@ -224,7 +228,10 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
             for text, token_ids, done in zip(texts, ids, finished, strict=True)
         )
         read = _prompts_from_json(candidate["prompts"]) if "prompts" in candidate else None
-        candidates.append(JointCandidate(completions, float(candidate["reward"]), read))
+        reward = float(candidate["reward"])
+        if not math.isfinite(reward):
+            raise ValueError(f"reward: {reward}; write a finite number")
+        candidates.append(JointCandidate(completions, reward, read))
     prompts = _prompts_from_json(line["prompts"])
     round_index = int(line.get("round", 0))
     return CandidateSet(

@@ -239,24 +239,28 @@ class ModelReward(Reward):
         self.restored = Facts(**json.loads(bytes(tensors["facts"].tolist()))), weights
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
+        checked = self.task_reward.score(actions)
+        return [
+            replace(score, value=value, task_reward=score.value)
+            for value, score in zip(self._values(actions), checked, strict=True)
+        ]
+
+    def _values(self, actions: Sequence[JointAction]) -> list[float]:
+        """Return the model's score of each joint action."""
         assert self.model is not None, "the reward model comes before the online stage"
         first = self.model.facts.prompts_first
         texts = [
             joint_text(self.prompts.texts(a.task, len(a.completions_N)), a.completions_N, first)
             for a in actions
         ]
-        checked = self.task_reward.score(actions)
-        return [
-            replace(score, value=value, task_reward=score.value)
-            for value, score in zip(self.model.scores(texts), checked, strict=True)
-        ]
+        return self.model.scores(texts)
 
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
         """Return the model's mean score of evaluation trees, to report beside their task reward."""
         actions = [action for tree in trees for action in tree.scored_actions()]
         if not actions:
             return {}
-        values = [score.value for score in self.score(actions)]
+        values = self._values(actions)
         return {"model_score_mean": sum(values) / len(values)}
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class Agent:
         API has them; the chat template shows them, and the completion is text.
         """
         if isinstance(prompt, str):
-            prompt = (*self._running.opening, Message("user", prompt))
+            prompt = (*self._running.settings.prompts.opening, Message("user", prompt))
         return Text.from_completion(
             await self._running.call(self._index, offered(tools) + messages(prompt))
         )

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from typing import Any
@@ -73,7 +74,8 @@ def _reward(line: str) -> float | dict[str, float]:
     except ValueError:
         reward = None
     numbers = reward.values() if isinstance(reward, dict) else [reward]
-    if not all(type(number) in (int, float) for number in numbers):
+    greatest = sys.float_info.max
+    if not all(type(n) in (int, float) and abs(n) <= greatest for n in numbers):  # NaN is not
         raise EpisodeError(
             f"its last line of output is {line[:80]!r}; print the reward: a number, or an object "
             "with a number for each agent"

@@ -159,11 +159,6 @@ class RunningEpisode:
     def __str__(self) -> str:
         return f"{self.program.target}: task '{self.task.task_id}', episode {self.g + 1}"
 
-    @property
-    def opening(self) -> tuple[Message, ...]:
-        """The messages before a prompt that is a plain text."""
-        return self.settings.prompts.opening
-
     @cached_property
     def address(self) -> Address:
         """The address at which external programs reach the episode's agents."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,18 @@ from typing import Any
 from comlrl.builtin import DATASETS, LEVELS
 from comlrl.config.plugins.targets import FROM_PYTHON, passed
 from comlrl.config.sections import DatasetConfig
-from comlrl.errors import UserError, near
+from comlrl.errors import UserError, near, notice
 from comlrl.tasks.json_rows import KINDS, json_rows
 from comlrl.types import Domain, Task
 
 
-def load_tasks(
-    section: DatasetConfig,
-    split: str,
-    domain: Domain,
-    *,
-    warn: Callable[[str], None] = print,
-) -> list[Task]:
+def load_tasks(section: DatasetConfig, split: str, domain: Domain) -> list[Task]:
     """Return the tasks of a split such as ``train`` or ``test[33:163]``.
 
     A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
     the split's name before it where the data set has several files), whatever is sliced. Raises
     UserError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
-    is passed to ``warn`` and left out.
+    is left out, with a notice.
     """
     tasks: list[Task] = []
     for rows, index in _chosen(section, split):
@@ -41,7 +35,7 @@ def load_tasks(
                     f"dataset.name: '{section.name}' split '{split}': {where}: {error}; fix the "
                     "row, or set dataset.on_bad_row=skip"
                 ) from error
-            warn(f"dataset {where} is skipped: {error}")
+            notice(f"dataset {where} is skipped: {error}")
     if not tasks:
         raise UserError(
             f"{split_key(section, split)}: '{split}' of '{section.name}' contains no usable row; "

@@ -14,10 +14,10 @@ class KLCoefficient:
         self.section, self.value = section, section.kl_coef
 
     def adapt(self, kl: float, joint_actions: int) -> None:
-        """Update kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · n / horizon)."""
+        """Update kl_coef ← kl_coef · (1 + clip(KL / target − 1, ±0.2) · min(n / horizon, 1))."""
         assert self.section.kl_target is not None
         error = max(-0.2, min(0.2, kl / self.section.kl_target - 1))
-        self.value *= 1 + error * joint_actions / self.section.kl_horizon
+        self.value *= 1 + error * min(joint_actions / self.section.kl_horizon, 1)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         return {"value": torch.tensor(self.value, dtype=torch.float64)}

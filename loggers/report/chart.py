@@ -70,8 +70,5 @@ def thinned(series: Series) -> Series:
 def smoothed(values: Sequence[float], window: int) -> list[float]:
     """Return the mean over ``window`` values around each; fewer at the ends."""
     half = window // 2
-    return [average(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
-
-
-def average(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
+    return [sum(part) / len(part) for part in parts]

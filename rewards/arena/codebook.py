@@ -34,9 +34,9 @@ def floor(symbols: int) -> float:
     return 1 / symbols
 
 
-def optimum(symbols: int, letters: int, alphabet: int = len(ALPHABET)) -> float:
+def optimum(symbols: int, letters: int) -> float:
     """Return min(1, A^m / S): each message names one symbol, and no more than S are needed."""
-    return min(1.0, alphabet**letters / symbols)
+    return min(1.0, len(ALPHABET) ** letters / symbols)
 
 
 def messages(letters: int) -> tuple[str, ...]:

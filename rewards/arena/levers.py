@@ -32,11 +32,6 @@ def optimum() -> float:
     return SPECIAL_PAYS
 
 
-def self_play_optimum() -> float:
-    """Return 1: a team alone agrees on any of the nine levers."""
-    return 1.0
-
-
 class LeversReward(GameReward):
     """1 or 0.9 where both agents pull the same lever, else 0; 0 where an answer is illegal."""
 
@@ -64,7 +59,8 @@ class LeversGame(Game):
         return Bounds(floor(), optimum())
 
     def greatest_reward(self, num_agents: int) -> float | None:
-        return self_play_optimum()
+        """Return 1: a team alone agrees on any of the nine levers."""
+        return 1.0
 
 
 LEVERS_GAME = LeversGame()

@@ -26,6 +26,7 @@ from comlrl.rewards.code.analysis.extraction import (
 from comlrl.rewards.code.analysis.other_agents import without_others
 from comlrl.rewards.code.analysis.parsing import UNPARSABLE, parse, written
 from comlrl.rewards.code.analysis.scopes import Names
+from comlrl.rewards.code.analysis.usage import without_docstring
 from comlrl.rewards.code.bounds import check_names
 from comlrl.rewards.code.breakdown import SyntaxProblem
 from comlrl.rewards.sandbox.inside.candidate import ENTERED
@@ -161,12 +162,8 @@ def read_names(source: str) -> frozenset[str]:
     return frozenset().union(*(Names(node).module_reads for node in body))
 
 
-def without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
-    return node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-
-
 def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    body = without_docstring(node)
+    body = without_docstring(node.body)
     return all(
         isinstance(n, ast.Pass) or (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
         for n in body
@@ -216,7 +213,7 @@ def compile_program(
             if isinstance(node, Definition) and node.name in names[:-1]:
                 call = ast.parse(f"{ENTERED}({node.name!r})").body
                 ast.increment_lineno(call[0], node.lineno - 1)
-                start = len(node.body) - len(without_docstring(node))
+                start = len(node.body) - len(without_docstring(node.body))
                 node.body[start:start] = call
             module = ast.Module([node], type_ignores=[])
             code = compile(module, PROGRAM_NAME, "exec", flags, True, optimize)

@@ -194,10 +194,7 @@ class Candidate:
     def stop(self) -> int | None:
         """End the program's processes; return the first one's status."""
         self._clock.armed = False  # an alarm must not break the exchange with the sandbox
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-        self._sandbox.kill()
+        self.close()
         return self._sandbox.wait_killed()
 
     def close(self) -> None:

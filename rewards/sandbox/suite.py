@@ -112,14 +112,10 @@ class _Recorder(ast.NodeTransformer):
     def __init__(self, under_test: set[str]) -> None:
         self.under_test = under_test
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         return node  # its names would be its own
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        return node
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         match node.test:

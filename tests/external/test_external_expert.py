@@ -14,6 +14,7 @@ import pytest
 from comlrl import external
 from comlrl.config.sections import ExternalConfig
 from comlrl.errors import UserError
+from comlrl.external import expert_edits
 from comlrl.external.expert_edits import (
     MAX_EDIT,
     ExpertEdits,
@@ -154,8 +155,11 @@ def test_a_server_that_is_down() -> None:
     assert mode.fallbacks.count == 1
 
 
-def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
+def test_requests_in_flight_are_bounded_and_answers_stay_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nine requests, three at a time: none is answered before three are there, none is a fourth."""
+    monkeypatch.setattr(expert_edits, "MAX_IN_FLIGHT", 3)
     lock, three, now, most = threading.Lock(), threading.Barrier(3), 0, 0
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -173,7 +177,7 @@ def test_requests_in_flight_are_bounded_and_answers_stay_in_order() -> None:
         Attempt(TASK, (f"def top(xs):\n    return {i}\n",), Score(0.0), 1) for i in range(9)
     ]
     with serving(answer) as url:
-        texts = expert(url, max_in_flight=3)(attempts)
+        texts = expert(url)(attempts)
     assert [f"number {i}\n" in text for i, (text,) in enumerate(texts)] == [True] * 9
     assert most == 3
 
@@ -227,6 +231,8 @@ def test_settings_that_cannot_work_are_refused(monkeypatch: pytest.MonkeyPatch) 
     section = ExternalConfig(mode="expert_edits", expert_model="my-model")
     with pytest.raises(UserError, match=r"external\.expert_base_url: null"):
         external.find(section, CODE).build(PROMPTS)
+    with pytest.raises(UserError, match=r"external\.expert_base_url: "):
+        provider_of("my-model", "http://[::1")
 
 
 @pytest.mark.parametrize("status", [302, 307, 308])

@@ -25,6 +25,7 @@ from comlrl.loggers.samples import SampleLogger
 from comlrl.loop.progress import Progress, clock
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
+from comlrl.rewards.writing.writing_domain import WRITING
 from tests.support.fakes import Clock, code_task
 from tests.support.made_runs import (
     node,
@@ -254,7 +255,7 @@ def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
     progress = Progress()
     progress.reach(0, 3, 0.0)
     asked = settings(output=SimpleNamespace(verbose=True))
-    built = begun(loggers.build(asked, CODE, tmp_path / "run", progress))
+    built = begun(loggers.build(asked, CODE, CODE.roles(2), tmp_path / "run", progress))
     built.log(record(1))
     built.episodes(record(1), [scored_tree("a", 1.0)])
     built.close()
@@ -265,10 +266,16 @@ def test_build_gives_what_the_configuration_asks_for(tmp_path, capsys):
         "domain": "code", "roles": ["aux", "main"], "greatest_reward": 4.0
     }  # fmt: skip
     assert "train 1/3" in capsys.readouterr().out
-    again = loggers.build(asked, CODE, tmp_path / "run", progress, resume=True)
+    again = loggers.build(asked, CODE, CODE.roles(2), tmp_path / "run", progress, resume=True)
     begun(again, lines=0, update=0).close()
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
     assert (tmp_path / "run" / "episodes.jsonl").read_text() == ""
+
+
+def test_a_programs_roles_are_its_own(tmp_path):
+    """Of a team that the domain does not have."""
+    loggers.build(settings(domain="writing"), WRITING, ["solo"], tmp_path, Progress()).close()
+    assert json.loads((tmp_path / "domain.json").read_text())["roles"] == ["solo"]
 
 
 WANDB_RUN = """
@@ -284,7 +291,7 @@ from tests.support.made_runs import record, scored_tree, settings
 mode, folder, resume = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "resume"
 section = SimpleNamespace(project="comlrl-test", entity=None, name=None, dir=None, tags=["t"],
                           mode=None if mode == "default" else mode)
-run = loggers.build(settings(wandb=section), CODE, folder, Progress(), resume=resume)
+run = loggers.build(settings(wandb=section), CODE, CODE.roles(2), folder, Progress(), resume=resume)
 run.begin(LogMark(int(resume), 100, 100))
 run.log(record(1))
 run.episodes(record(1, "eval"), [scored_tree("a", 1.0)])
@@ -342,7 +349,7 @@ def logged_twice(folder: Path, **sections: SimpleNamespace) -> None:
     """A run of one record that is resumed for another."""
     asked = settings(**sections, to_dict=lambda: {"seed": 1, "magrpo": {"batch_size": 4}})
     for update, resume in ((1, False), (2, True)):
-        run = loggers.build(asked, CODE, folder, Progress(), resume=resume)
+        run = loggers.build(asked, CODE, CODE.roles(2), folder, Progress(), resume=resume)
         run.begin(LogMark(update - 1, 100, 100))
         run.log(record(update, reward_mean=1.5 * update, kl=float("nan"), **{"pass@1": 0.5}))
         run.close()

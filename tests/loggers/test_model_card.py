@@ -54,6 +54,13 @@ def test_card_names_roles_results_and_the_way_back(run_dir):
     assert (run_dir / "final_model" / "agent_1" / "README.md").read_text() == text
 
 
+def test_more_than_ten_agents_stand_in_their_order(run_dir):
+    for agent in range(2, 12):
+        (run_dir / f"final_model/agent_{agent}").mkdir()
+    listed = re.findall(r"^\| `agent_(\d+)`", write_model_card(run_dir).read_text(), re.M)
+    assert list(map(int, listed)) == list(range(12))
+
+
 def test_card_names_the_model_that_all_agents_override_to(run_dir):
     model = {"model": "Qwen/Qwen2.5-Coder-3B"}
     _with(run_dir, agent_model={"name": "another/model"}, agents={"aux": model, "main": model})

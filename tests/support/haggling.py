@@ -75,8 +75,8 @@ def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes:
         "dataset": {"name": "some/things"},
         "magrpo": {"num_agents": 3},
     }
-    asked = settings(3, domain="haggling:HAGGLING")
-    logger = build(asked, HAGGLING, folder, Progress())
+    asked = settings(domain="haggling:HAGGLING")
+    logger = build(asked, HAGGLING, ROLES, folder, Progress())
     logger.begin(LogMark())
     evaluated = []
     for update in range(updates + 1):
@@ -111,5 +111,5 @@ def make_haggling_run(folder: Path, seed: int = 1, updates: int = 20, **changes:
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "config.yaml").write_text(yaml.safe_dump(config | changes, sort_keys=False))
-    write_domain(folder / "domain.json", asked.domain, HAGGLING, asked.section.num_agents)
+    write_domain(folder / "domain.json", asked.domain, HAGGLING, ROLES)
     return folder

@@ -256,15 +256,14 @@ def _write_rest(
         "distributed": {"world_size": 1, "weights_in_sync": True},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
-    write_domain(folder / "domain.json", "code", CODE, 2)
+    write_domain(folder / "domain.json", "code", CODE, CODE.roles(2))
 
 
-def settings(num_agents: int = 2, **sections: Any) -> SimpleNamespace:
+def settings(**sections: Any) -> SimpleNamespace:
     """Of a configuration, what the loggers read."""
     known = {
         "domain": "code",
-        "reward": SimpleNamespace(target=None),
-        "section": SimpleNamespace(num_agents=num_agents),
+        "reward": SimpleNamespace(target=None, arguments={}),
         "output": SimpleNamespace(verbose=False),
         "wandb": None,
         "trackio": None,

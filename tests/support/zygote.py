@@ -27,7 +27,7 @@ MODULES = (
     "comlrl.loggers.tensorboard", "comlrl.rewards.code.reward",
     "comlrl.rewards.writing.writing_domain", "comlrl.trainers.launch.commands.evaluate",
     "comlrl.trainers.launch.commands.train", "comlrl.trainers.launch.wiring.assembly",
-    "comlrl.trainers.launch.wiring.labelling", "comlrl.trainers.madpo", "comlrl.trainers.magrpo",
+    "comlrl.trainers.madpo", "comlrl.trainers.magrpo",
     "comlrl.trainers.marlhf", "comlrl.trainers.ppo", "comlrl.trainers.shppo",
 )  # fmt: skip
 LIVING: set[int] = set()

@@ -387,6 +387,8 @@ def test_kl_coef_goes_to_its_target(tmp_path):
     assert trainer.kl.value == pytest.approx(0.5 * 1.05 * 1.1)
     trainer.kl.adapt(0.0, 10)  # clipped to −0.2
     assert trainer.kl.value == pytest.approx(0.5 * 1.05 * 1.1 * 0.8)
+    trainer.kl.adapt(0.0, 64)  # a step beyond the horizon counts as one of 10
+    assert trainer.kl.value == pytest.approx(0.5 * 1.05 * 1.1 * 0.8 * 0.8)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "shppo"])

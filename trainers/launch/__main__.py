@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.metadata import version
 
 from comlrl.config.algorithms import SECTIONS
-from comlrl.errors import print_error
+from comlrl.errors import near, print_error
 from comlrl.files import tolerant_terminal
 
 COMMANDS = ("evaluate", "sweep", "arena", "report", "export")
@@ -52,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train(words[1], build, words[2:])
     names = [*COMMANDS, *(f"train {algorithm}" for algorithm in SECTIONS)]
     command = " ".join(words[: 2 if words[0] == "train" else 1])
-    near = get_close_matches(command, names, 1)
-    hint = f"did you mean `comlrl {near[0]}`?" if near else "see comlrl --help"
+    hint = near(command, names, "see comlrl --help")
     print_error(f"command line: there is no `comlrl {command}`; {hint}")
     return 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -157,10 +158,7 @@ def train(
             settings["agent_model.name"] = model
         arguments = argparse.Namespace(
             config=None if config is None else config_file(str(config)),
-            override=[
-                Setting(key, value, "--override")
-                for key, value in {**settings, **_plain(overrides)}.items()
-            ],
+            override=_settings(settings, overrides),
             **dict.fromkeys(FLAGS),
         )
         with passing(passed), life_cycle(raises=True) as life:
@@ -213,14 +211,9 @@ def evaluate(
         )
         arguments.k, arguments.samples = ",".join(map(str, ks)), samples
         arguments.greedy = greedy
-        arguments.override = [
-            f"{key}={value if isinstance(value, str) else repr(value)}"
-            for key, value in {**settings, **_plain(overrides)}.items()
-        ]
+        arguments.override = _settings(settings, overrides)
         with passing(passed):
-            plan = evaluation_plan.make_plan(arguments)
-            teams = tuple(map(weights.pinned, plan.teams))
-            return evaluation.evaluate(replace(plan, teams=teams))
+            return evaluation.evaluate(evaluation.pinned(evaluation_plan.make_plan(arguments)))
 
 
 def _passed(
@@ -256,12 +249,14 @@ def _passed(
     return tuple(passed), settings | {target.key: FROM_PYTHON for target in passed}
 
 
-def _plain(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return values as YAML has them: a path is a text, and a NumPy number is a number."""
-    return {
+def _settings(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> list[Setting]:
+    """Return settings with values as YAML has them: a path is a text, and a NumPy number is a
+    number. ``overrides`` win."""
+    plain = {
         key: str(value) if isinstance(value, Path) else getattr(value, "item", lambda v=value: v)()
         for key, value in (overrides or {}).items()
     }
+    return [Setting(key, value, "--override") for key, value in {**settings, **plain}.items()]
 
 
 @contextmanager
@@ -282,6 +277,5 @@ def _as_user_errors() -> Iterator[None]:
 
 
 def _in_python(text: str) -> str:
-    for option, argument in PYTHON.items():
-        text = text.replace(option, argument)
-    return text
+    options = "|".join(PYTHON)  # longer ones first
+    return re.sub(rf"(?<![\w/.-])({options})(?![\w/-])", lambda found: PYTHON[found[0]], text)

@@ -41,8 +41,6 @@ _KEEPS = _words(
     "discard remove sort difference_update intersection_update symmetric_difference_update"
 )
 _SEQUENCES = ast.Tuple | ast.List | ast.Set
-_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-_FUNCTIONS = Definition | ast.Lambda
 
 # How a name leads to a helper: it is the helper, a function that only hands its result on, or what
 # a call made of it (``partial(aux)``), which leads there when it is called.
@@ -257,7 +255,7 @@ class _Program:
 
         ``x = aux(…)`` followed by ``return x`` counts as well.
         """
-        body = [] if isinstance(function, ast.Lambda) else _without_docstring(function.body)  # type: ignore[attr-defined]
+        body = [] if isinstance(function, ast.Lambda) else without_docstring(function.body)  # type: ignore[attr-defined]
         match body or function:
             case [ast.Return(value=ast.expr() as value)] | ast.Lambda(body=value):
                 for node in ast.walk(value):
@@ -445,7 +443,8 @@ def _own_statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
             pending += ast.iter_child_nodes(node)
 
 
-def _without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+def without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+    """Return a function's statements without its docstring."""
     match body:
         case [ast.Expr(value=ast.Constant(value=str())), *rest]:
             return rest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from comlrl.evaluation import baselines
 from comlrl.evaluation.estimates import evaluate, repeat
 from comlrl.rollout.grow import Rollout
@@ -85,11 +83,6 @@ def test_discussion_shows_the_drafts_of_the_others_once():
     # The agent's own draft is its own past answer, not feedback.
     assert tree.nodes[1].agents_N[2].prompt[-2].content == drafts[2]
     assert "feedback" not in "".join(prompts)  # the external mode is not used
-
-
-def test_a_name_that_is_no_baseline_is_refused():
-    with pytest.raises(ValueError, match="single, naive_concat, sequential, discussion"):
-        baselines.build("debate", _rollout(), 2, SAMPLING)
 
 
 def plain_text_of(text: str) -> str:

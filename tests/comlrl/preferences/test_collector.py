@@ -148,6 +148,13 @@ def test_candidates_of_agents_in_order_hold_what_each_read(tmp_path):
         assert text.count(candidate.texts_N[0]) == 1
 
 
+# JSON's escape of a lone surrogate is in it.
+HAND = (
+    '{{"task_id": "t", "prompts": [[], []], "candidates": '
+    '[{{"completions": ["a\\ud800", "b"], "reward": {}}}]}}'
+)
+
+
 def test_a_file_made_by_hand(tmp_path):
     path = tmp_path / "mine.jsonl"
     prompt = [{"role": "user", "content": "p"}]
@@ -159,6 +166,8 @@ def test_a_file_made_by_hand(tmp_path):
     (found,) = read_sets(path, 2)
     assert found.candidates_K[0].completions_N[0] == Completion("a\u2028", (), True)
     assert joint_texts(found) == ["p\na\u2028\np\nb\n"]
+    path.write_text(HAND.format("1"))
+    assert read_sets(path, 2)[0].candidates_K[0].texts_N == ("a?", "b")  # for the tokenizer
 
 
 @pytest.mark.parametrize(
@@ -168,6 +177,8 @@ def test_a_file_made_by_hand(tmp_path):
         ("nonsense\n", 2, "line 1"),
         (None, 3, "num_agents=3"),
         ("", 2, "line 1"),
+        *((HAND.format(reward), 2, "line 1") for reward in ("Infinity", "NaN", "1" + "0" * 400)),
+        (HAND.format("[" * 100_000), 2, "line 1"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, content, agents, words):

@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -371,3 +372,13 @@ def test_the_score_is_the_models_and_the_facts_the_tasks():
     assert [score.facts for score in found] == ["0", "1"]
     reward.close()
     assert checked.closed
+
+
+def test_an_evaluation_does_not_ask_the_task_reward_again(monkeypatch):
+    reward = ModelReward(TaskReward(), PROMPTS)
+    reward.model = Lengths()  # type: ignore[assignment]
+    actions = [JointAction(task(), ("x", "yy")), JointAction(task(), ("", "zzzz"))]
+    values = [score.value for score in reward.score(actions)]
+    monkeypatch.setattr(TaskReward, "score", lambda *_: pytest.fail("asked again"))
+    found = reward.of_evaluation([SimpleNamespace(scored_actions=lambda: actions)])  # type: ignore
+    assert found == {"model_score_mean": sum(values) / 2}

@@ -47,6 +47,9 @@ def test_a_process_plays_an_episode_and_prints_its_rewards():
         ("print('done')", "its last line of output is 'done'; print the reward"),
         ("print('true')", "its last line of output is 'true'"),
         ("", "its last line of output is ''"),
+        ("print('NaN')", "its last line of output is 'NaN'"),
+        ("print('1e999')", "its last line of output is '1e999'"),
+        ("print('1' + '0' * 400)", "its last line of output is '1000"),
     ],
 )
 def test_a_process_without_a_reward_is_an_error_of_its_episode(code, why):

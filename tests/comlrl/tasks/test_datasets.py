@@ -212,7 +212,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "named"), BAD, ids=lambda value: str(value))
-def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
+def test_a_bad_row_is_named_or_skipped(tmp_path, capsys, change, named):
     items = rows(3)
     items[1] |= change
     items = [item | {"entry_point": str(item["entry_point"])} for item in items]
@@ -224,11 +224,10 @@ def test_a_bad_row_is_named_or_skipped(tmp_path, change, named):
     line = str(error.value)
     assert "\n" not in line and named in line and "on_bad_row=skip" in line
     assert line.startswith(f"dataset.name: '{file}' split 'test': line 2 ('T/1'): ")
-    warnings: list[str] = []
-    section = DatasetConfig(name=file, on_bad_row="skip")
-    kept = load_tasks(section, "test", CODE, warn=warnings.append)
+    kept = load_tasks(DatasetConfig(name=file, on_bad_row="skip"), "test", CODE)
     assert [task.task_id for task in kept] == ["T/0", "T/2"]
-    assert len(warnings) == 1 and named in warnings[0]
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.count("\n") == 1 and named in printed.err
 
 
 @pytest.mark.parametrize(
@@ -252,7 +251,7 @@ def test_only_bad_rows_is_an_empty_split(tmp_path):
     items = [row | {"test": ""} for row in rows(2)]
     section = DatasetConfig(name=jsonl(tmp_path, items), on_bad_row="skip")
     with pytest.raises(UserError, match="no usable row"):
-        load_tasks(section, "test", CODE, warn=lambda line: None)
+        load_tasks(section, "test", CODE)
 
 
 def test_what_is_not_there_is_named(tmp_path):

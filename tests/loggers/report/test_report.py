@@ -167,7 +167,7 @@ def test_agents_are_named_by_their_roles(tmp_path):
         loss=[3.0, 4.0],
         training_step=[1.0, 2.0],
     )
-    write_domain(tmp_path / "domain.json", "code", CODE, 3)
+    write_domain(tmp_path / "domain.json", "code", CODE, CODE.roles(3))
     charts = {c.title: c for s in sections(read_run(tmp_path)) for c in s.charts}
     assert charts["Lengths in tokens"].legend == (("aux", 0), ("aux2", 1), ("main", 2))
     assert charts["loss"].legend == (("aux2", 0), ("all agents", 1))

@@ -95,7 +95,7 @@ def test_levers_bounds():
         pulls = [special, *[(1 - special) / 9] * 9]
         alike.append(sum(paid[a, b] * pulls[int(a)] * pulls[int(b)] for a, b in paid))
     assert max(alike) == levers.optimum() == 0.9
-    assert max(paid.values()) == levers.self_play_optimum() == 1
+    assert max(paid.values()) == levers.LEVERS_GAME.greatest_reward(2) == 1
 
 
 @pytest.mark.parametrize("question", ["largest", "median"])

@@ -176,6 +176,17 @@ def test_ctrl_c_saves_and_resume_continues_as_if_nothing_was(
     assert [r["reward_mean"] for r in resumed.metrics] == [r["reward_mean"] for r in run.metrics]
 
 
+def test_overrides_of_an_evaluation_are_values_not_text(run: comlrl.Run, monkeypatch) -> None:
+    monkeypatch.setattr(evaluate_command, "evaluate", lambda plan: plan.config.wandb)
+    found = comlrl.evaluate(run, overrides={"wandb.project": "007", "wandb.name": "no"})
+    assert (found.project, found.name) == ("007", "no")
+
+
+def test_a_path_in_an_error_is_as_it_was_given() -> None:
+    with pytest.raises(comlrl.UserError, match=r"^config: .*data/my--config/a--k\.yaml"):
+        comlrl.train("magrpo", config="data/my--config/a--k.yaml")
+
+
 def test_the_command_line_refuses_what_was_passed(run: comlrl.Run, capsys) -> None:
     import train_magrpo
 

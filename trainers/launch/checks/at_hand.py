@@ -33,8 +33,11 @@ class AtHand(NamedTuple):
     positions: int  # that it was made for
 
 
-def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]:
-    """Return the checks that were not possible, all tasks, and the form of the prompts.
+def check(
+    config: Config, work: Work
+) -> tuple[list[str], tuple[list[Task], list[Task]] | None, list[str]]:
+    """Return the checks that were not possible, the tasks of training and evaluation (None: they
+    are not at hand), and the form of the prompts.
 
     Raises UserError, or another package's error of the user's, for what a run would refuse.
     """
@@ -42,11 +45,10 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     _check_writable(config.output)
     work.mode.build(work.prompts)
     work.build_reward().close()
-    tasks: list[Task] = []
+    splits = None
     name = config.dataset.name
     if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
-        train, held_out = load_both_splits(config.dataset, config.section, work.domain)
-        tasks = train + held_out
+        splits = load_both_splits(config.dataset, config.section, work.domain)
     else:
         _check_splits(config.dataset)
         unchecked.append(
@@ -56,7 +58,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
     agents = agents_at_hand(config, unchecked)
     if work.program is not None:
         unchecked.append(f"{work.program.target}; its calls are known once it is played")
-    elif tasks and agents:
+    elif splits and agents:
         read = work.read_by(
             [
                 agent.encoder if settings.api is None else None
@@ -65,7 +67,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
         )
         length = config.context_length(min(agent.positions for agent in agents))
         fitting(
-            tasks,
+            [*splits[0], *splits[1]],
             read,
             config.dataset,
             lambda agent, prompt: agents[agent].encoder.encode(prompt),
@@ -87,7 +89,7 @@ def check(config: Config, work: Work) -> tuple[list[str], list[Task], list[str]]
         unchecked.append(
             f"agent_devices: {list(config.agent_devices)}; looked for when a run starts"
         )
-    return unchecked, tasks, prompt_forms(config.agent_models, agents)
+    return unchecked, splits, prompt_forms(config.agent_models, agents)
 
 
 def prompt_forms(models: Sequence[str], agents: Sequence[AtHand]) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from comlrl.config.algorithms import SECTIONS
-from comlrl.errors import UserError
+from comlrl.errors import UserError, near
 
 LAUNCH = __package__.removesuffix(".checks")  # `python -m` this is the command `comlrl`
 CONFIGS = (Path(__file__).parents[1] / "configs").resolve()  # in a checkout that is configs/
@@ -28,8 +27,8 @@ def config_file(name: str | Path, option: str = "--config", folder: Path = CONFI
         return shipped
     if path.parent != Path() or path.suffix:
         return path  # whoever reads it says that it is not there
-    near = get_close_matches(path.name, [file.stem for file in folder.glob("*.yaml")], 1)
-    hint = f"did you mean {near[0]}?" if near else "name a YAML file, or see docs/configuration.md"
+    names = [file.stem for file in folder.glob("*.yaml")]
+    hint = near(path.name, names, "name a YAML file, or see docs/configuration.md")
     raise UserError(f"{option}: '{name}' is neither a file nor a shipped configuration; {hint}")
 
 

@@ -45,17 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     tolerant_terminal()
     try:
-        plan = make_plan(parse_arguments(argv))
-        plan = dataclasses.replace(
-            plan,
-            teams=tuple(map(weights.pinned, plan.teams)),
-            replaced=replacements.pinned(plan.replaced),
-        )
+        plan = pinned(make_plan(parse_arguments(argv)))
         several = cross_play if len(plan.teams) > 1 else evaluate
         (replace_agents if plan.replaced else several)(plan)
         return 0
     except Exception as error:
         return report(error)
+
+
+def pinned(plan: Plan) -> Plan:
+    """Pin the checkpoints that runs without a final model are read from."""
+    option = "--cross-play" if len(plan.teams) > 1 else "--checkpoint"
+    return dataclasses.replace(
+        plan,
+        teams=tuple(weights.pinned(team, option) for team in plan.teams),
+        replaced={
+            place: weights.pinned(who, "--replace") if isinstance(who, weights.Trained) else who
+            for place, who in plan.replaced.items()
+        },
+    )
 
 
 @dataclass(kw_only=True)
@@ -287,8 +295,9 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     from comlrl.evaluation import baselines
 
     config = plan.config
-    agents = 1 if plan.baseline == "single" else config.section.num_agents
-    order = baselines.order(plan.baseline) if plan.baseline else config.section.turn_order
+    agents, order = config.section.num_agents, config.section.turn_order
+    if plan.baseline is not None:
+        agents, order = baselines.team_size(plan.baseline, agents), baselines.order(plan.baseline)
     names = [team.name for team in plan.teams]
     checkpoint = names[0] if len(names) == 1 else None
     others = {str(i): replacements.label(who) for i, who in plan.replaced.items()}

@@ -160,7 +160,9 @@ def resolve(
     loader = weights.read_config(Path(file), algorithms)
     algorithm = loader.algorithm
     team_settings = [weights.settings(team, algorithm, algorithms, team.name) for team in teams]
-    overrides = [parse_override(item) for item in arguments.override]
+    overrides = [
+        item if isinstance(item, Setting) else parse_override(item) for item in arguments.override
+    ]
     option = "--replace" if arguments.replace else "--cross-play"
     _check_alike(option, teams, team_settings, algorithm, [s.key for s in overrides])
     from_file = loader.build()

@@ -13,7 +13,7 @@ from pathlib import Path
 from comlrl.config.sections import AgentModelConfig
 from comlrl.errors import UserError, report
 from comlrl.files import tolerant_terminal
-from comlrl.run_files import ADAPTER, HETEROGENEOUS
+from comlrl.run_files import ADAPTER, HETEROGENEOUS, agent_folders
 from comlrl.trainers.launch.commands.command_line import Parser, print_written
 from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.assembly import saver
@@ -91,8 +91,7 @@ def export(run: Trained, out: Path, *, merge: bool) -> None:
             saver(*load_agents(run))(saved)
         if merge:
             config = config_of(run)
-            agents = sorted(saved.glob("agent_*"))
-            for model, agent in zip(config.agent_models, agents, strict=False):
+            for model, agent in zip(config.agent_models, agent_folders(saved), strict=False):
                 _merge(config.agent_model, model, agent)
             (saved / "README.md").unlink(missing_ok=True)  # it tells how to load adapters
         saved.rename(out)

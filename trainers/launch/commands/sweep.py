@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from comlrl.errors import UserError, print_error, report
-from comlrl.files import tolerant_terminal
+from comlrl.files import read_lines, tolerant_terminal
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all
 from comlrl.trainers.launch.commands.command_line import Parser, print_written
@@ -109,8 +108,7 @@ def last_value(file: Path, metric: str) -> float | None:
     """Return the last value of e.g. ``eval/reward_mean`` in a run's ``metrics.jsonl``."""
     phase, _, name = metric.partition("/")
     value = None
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        record = json.loads(line)
+    for record in read_lines(file) if file.is_file() else ():
         if record["phase"] == phase and record["metrics"].get(name) is not None:
             value = record["metrics"][name]
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import os
 import shlex
@@ -111,10 +112,12 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
     from comlrl.trainers.launch.checks.solutions import check_solutions
     from comlrl.trainers.launch.cost.dry_run import describe
 
-    unchecked, tasks, forms = check(config, work)
+    unchecked, splits, forms = check(config, work)
     limits_N = sampling(config, work.roles).limits(len(work.roles))
-    lines = [describe(config, limits_N), *forms]
-    lines += check_solutions(tasks, work, config.section.num_agents, score=solutions)
+    train, held_out = splits or ([], [])
+    rows = (len(train), len(held_out)) if splits else None
+    lines = [describe(config, limits_N, rows), *forms]
+    lines += check_solutions(train + held_out, work, config.section.num_agents, score=solutions)
     print(printable("\n".join(lines)))
     for line in unchecked:
         print(printable(f"not checked: {line}"))
@@ -170,7 +173,7 @@ def execute(
         opened.callback(start.before.restore)  # once the loggers are closed
     run, trainer = _open(start, work, build, life.signals, force, opened)
     distributed.all_gather("open")  # whoever could not open says so here
-    allocator.keep_loaded()
+    gc.freeze()  # to collect among all that is loaded would stop a step for a third of a second
 
     def write_pages() -> None:
         if _write_pages(run_dir):

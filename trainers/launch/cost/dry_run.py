@@ -1,22 +1,18 @@
 """``--dry-run``: what a run will cost, estimated from its configuration alone.
 
-No weights and no data are loaded and no network is used: tasks are counted where the split's text
-or a local file tells their number, parameters where a model's ``config.json`` is at hand or
+No weights are loaded and no network is used: tasks are counted where the split's text or local data
+tells their number, parameters where a model's ``config.json`` is at hand or
 its name gives a size. The rest is printed as unknown.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from comlrl.builtin import DATASETS, LEVELS
 from comlrl.config.resolved import CommonConfig, Config, Rounds
 from comlrl.config.sections import ProgramConfig
-from comlrl.errors import UserError, notice
+from comlrl.errors import notice
 from comlrl.evaluation.batches import AT_ONCE, at_once
 from comlrl.loop.task_schedule import TaskSchedule
 from comlrl.preferences.pairs import tasks_at_once
@@ -29,13 +25,13 @@ from comlrl.trainers.launch.wiring.model_size import model_size
 VLLM_ROWS, VLLM_TOKENS, VLLM_PARAMETERS = 256, 1024, 14e9  # from where on a server is advised
 
 
-def describe(config: Config, limits_N: Sequence[int]) -> str:
+def describe(config: Config, limits_N: Sequence[int], rows: tuple[int, int] | None = None) -> str:
     """Describe the agents, then calls, joint actions and tokens of a training step and of the run,
     then memory.
 
     ``limits_N`` is each agent's ``max_new_tokens``. Counts marked ``≤`` are those of a run in which
-    no branch ends early and every completion is as long as it may be. Raises UserError for a
-    builtin that does not exist.
+    no branch ends early and every completion is as long as it may be. ``rows``: training and
+    evaluation tasks, where the data is at hand.
     """
     section, online, data, lora = config.section, config.online, config.dataset, config.lora
     count, models = section.num_agents, list(dict.fromkeys(config.agent_models))
@@ -48,7 +44,9 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     services = {i: role for i, (role, agent) in enumerate(entries) if agent.api}
     once += f"; {' and '.join(services.values())} by an API" if services else ""
     agents = f"{count} agent{'s' if count > 1 else ''}"
-    tasks, source = count_tasks(data.name, data.train_split)
+    splits = (data.train_split, data.eval_split)
+    tasks, held_out = rows or (split_size(split) or None for split in splits)
+    how = "counted" if rows else "as the slice says" if tasks else "known once the data is loaded"
     schedule = schedule_of(section, tasks, config.seed)
     steps = steps_of(online, tasks, schedule)
     # of a level: agents of one base decode together, others one by one
@@ -56,13 +54,13 @@ def describe(config: Config, limits_N: Sequence[int]) -> str:
     lines = [
         f"{config.algorithm}: {agents} of {' and '.join(models)} ({trained}{once})",
         "",
-        f"{'training tasks':<22}{_number(tasks)}  {source}",
+        f"{'training tasks':<22}{_number(tasks)}  {data.train_split} of {data.name}, {how}",
     ]
     if section.rounds is not None:
         lines += _preferences(section, section.rounds, schedule, decoders, limits_N)
     if section.trained_online:
         lines += _online(online, config.program, tasks, steps, decoders, limits_N, services)
-    limits = [count_tasks(data.name, data.eval_split)[0], online.eval_num_samples]
+    limits = [held_out, online.eval_num_samples]
     held_out = min((n for n in limits if n is not None), default=None)
     if not online.eval_interval:
         lines += ["", f"{'evaluations':<22}none"]
@@ -132,35 +130,6 @@ def steps_of(online: CommonConfig, tasks: int | None, schedule: TaskSchedule | N
     """
     size = online.batch_size if tasks is None else min(online.batch_size, tasks)
     return training_steps(online, tasks, size * scored(online, growth(online)), schedule)
-
-
-def count_tasks(name: str, split: str) -> tuple[int | None, str]:
-    """Return (rows of the split or None, how the number was obtained). Count the lines of a
-    local .jsonl."""
-    base, _, piece = split.partition("[")
-    file = DATASETS[name].get(base) if name in DATASETS else Path(name)
-    if file is None:
-        there = ", ".join(DATASETS[name])
-        raise UserError(
-            f"dataset.train_split: '{split}': '{name}' has no split '{base}'; choose from {there}"
-        )
-    window = re.fullmatch(r"(-?\d*):(-?\d*)\]", piece)
-    count, how = split_size(split), "as the slice says"
-    if file.suffix == ".jsonl" and (window or not piece):
-        with file.open("rb") as handle:
-            lines = [line for line in handle if line.strip()]
-        if levels := LEVELS.get(name):
-            lines = [line for line in lines if json.loads(line)["level"] in levels]
-        rows = len(lines)
-        ends = [int(end) if end else None for end in window.groups()] if window else [None, None]
-        count, how = len(range(rows)[slice(*ends)]), "counted"
-    if count == 0:
-        raise UserError(
-            f"dataset split '{split}' of '{name}' contains no row; choose another slice"
-        )
-    if count is None:
-        return None, f"{split} of {name}: known once the data is loaded"
-    return count, f"{split} of {name}, {how}"
 
 
 def _online(

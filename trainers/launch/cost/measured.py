@@ -9,6 +9,7 @@ from pathlib import Path
 
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
+from comlrl.files import read_lines
 from comlrl.run_files import METRICS, SUMMARY
 from comlrl.trainers.launch.cost.dry_run import schedule_of, steps_of
 from comlrl.trainers.launch.wiring.assembly import build_schedule
@@ -49,8 +50,7 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
 
     Raises UserError if no step was made.
     """
-    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
+    records = list(read_lines(folder / METRICS))
     steps = [r["metrics"] for r in records if "step_seconds" in r["metrics"]]
     if not steps:
         raise UserError("--measure: no training step was made; see the messages above")

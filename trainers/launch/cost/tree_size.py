@@ -18,7 +18,6 @@ class Growth:
     nodes: int
     joint_actions: int
     completions: int  # of all agents
-    widest: int  # nodes of the widest level
     turns: int  # of all paths: a node each, or in sequential turns several
 
 
@@ -49,14 +48,13 @@ def growth(section: CommonConfig) -> Growth:
     later agents' generations. Each is continued, or ``handoff`` width of them. Chains
     are G samples at turn 1, one afterwards.
     """
-    total = Growth(nodes=0, joint_actions=0, completions=0, widest=0, turns=0)
+    total = Growth(nodes=0, joint_actions=0, completions=0, turns=0)
     for level in levels(section):
         total = Growth(
             nodes=total.nodes + level.nodes,
             joint_actions=total.joint_actions
             + level.joint * (level.stage.stop == section.num_agents),
             completions=total.completions + level.nodes * level.completions * len(level.stage),
-            widest=max(total.widest, level.nodes),
             turns=total.turns + level.nodes * (level.stage.start == 0),
         )
     return total

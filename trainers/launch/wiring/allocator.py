@@ -1,9 +1,8 @@
-"""Keeps the memory that a run has freed, and the objects that it has loaded."""
+"""Keeps the memory that a run has freed."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt
@@ -19,9 +18,3 @@ def keep_freed() -> None:
     if mallopt is not None:  # other C libraries have none
         mallopt(_MMAP_THRESHOLD, _GREATEST)
         mallopt(_TRIM_THRESHOLD, _KEPT)
-
-
-def keep_loaded() -> None:
-    """Exempt the present objects from collection: walking them all would stop a step for a third
-    of a second."""
-    gc.freeze()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from comlrl.config.algorithms import CommonConfig, PPOConfig
+from comlrl.config.algorithms import CommonConfig, PPOConfig, PreferenceConfig
 from comlrl.config.resolved import Config
 from comlrl.config.sections import AgentConfig
 from comlrl.errors import UserError, print_error
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from comlrl.models.latent_networks import HeterogeneousPolicy
     from comlrl.models.prompt_encoder import PromptEncoder
     from comlrl.models.team import Team
+    from comlrl.preferences.collector import Collector
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.generation import Generator
     from comlrl.rollout.grow import Rollout
@@ -123,7 +124,7 @@ def assemble(
     progress, logger, save = Progress(), loggers.Loggers([]), saver(team, inner)
     if distributed.is_main():
         resume = start.checkpoint is not None
-        logger = loggers.build(config, work.domain, run_dir, progress, resume=resume)
+        logger = loggers.build(config, work.domain, work.roles, run_dir, progress, resume=resume)
         opened.callback(_close, logger)
     best = BestModel(run_dir, save) if config.output.save_best else None
     evaluations = None
@@ -228,7 +229,7 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
 
 
 def _words(agent: Agent) -> dict[str, int]:
-    """Count the tokens of text with an agent's tokenizer."""
+    """Return the vocabulary of an agent's tokenizer, without special tokens."""
     special = set(agent.tokenizer.all_special_tokens)
     return {word: i for word, i in agent.tokenizer.get_vocab().items() if word not in special}
 
@@ -263,7 +264,7 @@ def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
 
 
 def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
-    """Build SHPPO's networks, by which one model acts for all agents; None: there are none."""
+    """Return SHPPO's networks, by which one model acts for all agents; None: there are none."""
     from comlrl.rollout.latent_sampler import LatentSampler
 
     return sampler.policy if isinstance(sampler, LatentSampler) else None
@@ -342,6 +343,23 @@ def build_player(
         history=History(external.history, external.original_prompt, external.previous_response),
         process=config.reward_processor.process,
         own_rewards=work.own_rewards,
+    )
+
+
+def build_collector(run: Run[PreferenceConfig]) -> Collector:
+    """Build what collects a run's preferences."""
+    from comlrl.preferences.collector import Collector
+    from comlrl.rollout.grow import Rollout
+
+    assert isinstance(run.rollout, Rollout), "check_program refuses others"
+    return Collector(
+        run.section,
+        run.rollout,
+        run.loop,
+        run.sampling.with_sets(None),  # preferences are of the whole policies
+        run.loop.schedule.tasks_of,
+        seed=run.config.seed,
+        resume=run.resume,
     )
 
 

@@ -6,7 +6,6 @@ The hub is asked once whether it answers, before a library retries for a minute.
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from comlrl.config.plugins.targets import FROM_PYTHON, passed
 from comlrl.errors import UserError, near
 from comlrl.tasks.json_rows import KINDS
 
-NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SECONDS = 10.0  # until a hub that does not answer is taken to be out of reach
 OFFLINE = "HF_HUB_OFFLINE"
 
@@ -114,7 +112,14 @@ def _check_builtin(key: str, name: str, builtins: Mapping[str, object]) -> None:
 
 
 def _may_be_remote(name: str) -> bool:
-    return bool(NAME.fullmatch(name)) and not name.startswith(".")
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _cached_data(name: str) -> bool:

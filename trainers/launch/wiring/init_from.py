@@ -15,7 +15,7 @@ from comlrl.config.paths import searched
 from comlrl.config.resolved import Config
 from comlrl.config.sections import LoraSection
 from comlrl.errors import UserError, near
-from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS
+from comlrl.run_files import ADAPTER, CONFIG, HETEROGENEOUS, agent_folders
 from comlrl.trainers.launch.wiring import hub, weights
 from comlrl.trainers.launch.wiring.model_size import is_target, model_size
 
@@ -160,7 +160,7 @@ def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
 
 def _of_folder(name: str, folder: Path, models: Sequence[str]) -> Source:
     """Describe a folder of agent_0/, agent_1/, …"""
-    facts, agents = weights.of_folder(folder), sorted(folder.glob("agent_*"))
+    facts, agents = weights.of_folder(folder), agent_folders(folder)
     adapters = [_adapter(agent, name, models) for agent in agents] if facts["lora.enabled"] else []
     return Source(
         name=name,

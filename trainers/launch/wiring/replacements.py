@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,3 @@ def label(who: Other) -> str:
     if isinstance(who, Trained):
         return who.name
     return f"agent {who}" if isinstance(who, int) else who
-
-
-def pinned(replaced: Mapping[int, Other]) -> dict[int, Other]:
-    """Pin the checkpoints that runs without a final model are read from."""
-    return {
-        place: weights.pinned(who, "--replace") if isinstance(who, Trained) else who
-        for place, who in replaced.items()
-    }

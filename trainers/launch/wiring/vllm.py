@@ -312,6 +312,13 @@ def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple
     return tuple(urls_N)
 
 
+def _is_address(url: Any) -> bool:
+    try:
+        return url.startswith(("http://", "https://")) and urlsplit(url).port != 0
+    except (AttributeError, ValueError):  # no text; a host or port that is none
+        return False
+
+
 def _addresses(key: str, value: Any) -> tuple[str, ...]:
     listed = value if isinstance(value, list) else [value]
     if value is None or not listed:
@@ -320,7 +327,7 @@ def _addresses(key: str, value: Any) -> tuple[str, ...]:
             "server's address, or a list of several"
         )
     for url in listed:
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        if not _is_address(url):
             raise UserError(f"{key}: {url!r} is not an address; use e.g. http://localhost:8000")
     plain = tuple(url.rstrip("/").removesuffix("/v1") for url in listed)
     for url in plain:

@@ -25,6 +25,7 @@ from comlrl.run_files import (
     FINAL_MODEL,
     HETEROGENEOUS,
     STATE,
+    agent_folders,
 )
 from comlrl.trainers.launch.wiring import own_algorithm
 
@@ -190,7 +191,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
         facts |= {key: held[name] for name, key in SIZES.items()}
         facts["latents"] = held.get("latents", "learned")
     else:
-        facts["num_agents"] = len(list(folder.glob("agent_*")))
+        facts["num_agents"] = len(agent_folders(folder))
     file = folder / "agent_0" / ADAPTER
     if not file.is_file():
         return facts | {"lora.enabled": False}

@@ -41,10 +41,10 @@ def test_usage(words, capsys):
     ("words", "message"),
     [
         (["train", "magrpoo"], "there is no `comlrl train magrpoo`; did you mean"),
-        (["evalaute"], "did you mean `comlrl evaluate`"),
+        (["evalaute"], "did you mean `evaluate`"),
         (["xyz"], "see comlrl --help"),
         (["train", "magrpo"], "required: --config"),
-        (["train", "magrpo", "--config", "magrpo_quikstart"], "did you mean magrpo_quickstart?"),
+        (["train", "magrpo", "--config", "magrpo_quikstart"], "did you mean `magrpo_quickstart`?"),
         (["train", "magrpo", "--config", "other/magrpo_quickstart.yaml"], "does not exist"),
         (["train", "grpo", "--config", "magrpo_quickstart"], "use train_magrpo.py"),
         (["evaluate", "--config", "nothing_like_it"], "is neither a file nor a shipped conf"),

@@ -417,6 +417,21 @@ def test_unequal_teams_are_not_crossed(runs, tmp_path, capsys, changes, message,
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--cross-play", "--replace", "--checkpoint"])
+def test_a_run_without_a_whole_checkpoint_is_refused_by_its_option(runs, tmp_path, capsys, option):
+    other = _like(runs[1], tmp_path / "other")
+    shutil.rmtree(other / "checkpoints")
+    (other / "checkpoints/step_000001").mkdir(parents=True)
+    words = {
+        "--cross-play": ["--cross-play", runs[0], other],
+        "--replace": ["--checkpoint", runs[0], "--replace", f"0={other}"],
+        "--checkpoint": ["--checkpoint", other],
+    }[option]
+    assert script.main(list(map(str, words))) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {option}: '{other}'")
+
+
 WITHOUT_TORCH = "import sys, evaluate; sys.exit(evaluate.main() + 10 * ('torch' in sys.modules))"
 
 

@@ -16,7 +16,7 @@ from comlrl.config.resolved import Config
 from comlrl.rewards.sandbox import levels
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.train import main
-from comlrl.trainers.launch.cost.dry_run import count_tasks, describe
+from comlrl.trainers.launch.cost.dry_run import describe
 from comlrl.trainers.launch.cost.tree_size import growth, scored, training_steps
 from comlrl.trainers.launch.wiring.model_size import model_size
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
@@ -121,15 +121,20 @@ def test_the_first_of_the_ends_decides():
     assert training_steps(section(num_train_epochs=2, max_steps=7), None, 6) == 7
 
 
-def test_tasks_are_counted_where_that_needs_no_loading(tmp_path):
-    file = tmp_path / "tasks.jsonl"
-    file.write_text("{}\n" * 5 + "\n")
-    assert count_tasks("openai/openai_humaneval", "test[33:163]")[0] == 130
-    for split, expected in [("test", 5), ("test[2:]", 3), ("test[-2:]", 2), ("test[:-1]", 4)]:
-        assert count_tasks(str(file), split)[0] == expected
-    assert count_tasks(str(file), "test[:50%]")[0] is None
-    assert count_tasks("openai/openai_humaneval", "test[16:]")[0] is None
-    assert "known once" in count_tasks("openai/openai_humaneval", "test")[1]
+@pytest.mark.parametrize(
+    ("name", "split", "expected"),
+    [
+        ("builtin:coopmini", "train[2:10]", "8"),
+        ("builtin:coopmini", "train[:25%]", "96"),
+        ("openai/openai_humaneval", "test[33:163]", "130"),
+        ("openai/openai_humaneval", "test[16:]", "unknown"),
+        ("openai/openai_humaneval", "test[5:3]", "unknown"),
+    ],
+)
+def test_training_tasks_are_counted(capsys, name, split, expected):
+    _, out, _ = dry_run(capsys, f"dataset.name={name}", f"dataset.train_split={split}")
+    (line,) = [line for line in out.splitlines() if line.startswith("training tasks")]
+    assert line.split()[2] == expected
 
 
 def test_a_size_is_read_from_a_name(monkeypatch, tmp_path):

@@ -61,6 +61,14 @@ def test_nobody_asks_the_hub_for_what_is_here(monkeypatch):
     hub.check_reachable(named, found.beside)
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-", "a--b", "foo..bar"])
+@pytest.mark.parametrize("key", ["dataset.name", "agent_model.name"])
+def test_what_is_no_name_of_the_hub_is_refused(key, name, capsys):
+    assert main("magrpo", None, [*arguments(f"{key}={name}"), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {key}: '{name}'") and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("key", ["dataset.name", "agent_model.name"])
 def test_a_builtin_with_a_slip(key):
     meant = {"dataset.name": "builtin:coopmini", "agent_model.name": "builtin:tiny-coder"}[key]

@@ -205,5 +205,8 @@ def test_tables_of_evaluations_tell_who_sampled_otherwise():
         "settings": {"domain": "code", "sampling": {"aux": {"max_new_tokens": 5, "top_p": None}}},
     }  # fmt: skip
     assert "temperature 1.0, aux: max_new_tokens 5, seed 1." in evaluation_table(result)
-    result["settings"] = {"domain": "code"}
+    agents = {"aux": {"sampling": None}, "main": {"sampling": {"top_k": 3}}}
+    result["settings"] = {"domain": "code", "sampling": {}, "agents": agents}
+    assert "temperature 1.0, main: top_k 3, seed 1." in evaluation_table(result)
+    result["settings"] = {"domain": "code", "agents": ["some/model", "another/model"]}
     assert "temperature 1.0, seed 1." in evaluation_table(result)

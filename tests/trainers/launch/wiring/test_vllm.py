@@ -236,6 +236,7 @@ def test_a_command_s_placeholders_are_filled_in():
         ({"vllm_command": "vllm serve --port {prot}"}, "vllm_command"),
         ({"vllm_command": "v {port}", "vllm_url": "http://localhost"}, "vllm_url"),
         ({"vllm_url": None}, "vllm_url"),
+        *(({"vllm_url": f"http://{host}"}, "vllm_url") for host in ("a:abc", "a:80000", "[::1")),
     ],
 )
 def test_what_cannot_be_started_is_refused(keys, key):
