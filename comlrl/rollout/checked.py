@@ -191,7 +191,7 @@ def _number(value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # an array of several
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # e.g. an array of several
         return math.nan
 
 

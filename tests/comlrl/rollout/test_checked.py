@@ -61,6 +61,7 @@ def test_numbers_and_scores(given):
         ([1e308, 1.0], "task 'task/0': returned 1e+308 as a score"),
         ([Score(0.0, by_agent=(1e20, -1e20)), 1.0], "task 'task/0': returned by_agent="),
         ([math.inf, 1.0], "task 'task/0': returned inf as a score"),
+        ([10**400, 1.0], "task 'task/0': returned 1000000"),
         ([1.0, "2"], "task 'task/1': returned '2' as a score"),
         ([1.0, None], "task 'task/1': returned None as a score"),
         ([1.0, [2.0, 3.0]], "task 'task/1': returned [2.0, 3.0] as a score"),
