@@ -127,8 +127,8 @@ def _how(result: Mapping[str, Any]) -> str:
     if isinstance(agents, Mapping):
         by_role |= {role: a["sampling"] for role, a in agents.items() if a.get("sampling")}
     for role, changes in by_role.items():
-        told = " ".join(f"{key} {value}" for key, value in changes.items() if value is not None)
-        cut += f", {role}: {told}"
+        listed = " ".join(f"{key} {value}" for key, value in changes.items() if value is not None)
+        cut += f", {role}: {listed}"
     return (
         f"{result['tasks']} tasks of {code(result['dataset'])} {plain(result['split'])}, "
         f"{result['samples']} answer(s) each, {result['num_agents']} agent(s), "

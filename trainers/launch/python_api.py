@@ -278,4 +278,4 @@ def _as_user_errors() -> Iterator[None]:
 
 def _in_python(text: str) -> str:
     options = "|".join(PYTHON)  # longer ones first
-    return re.sub(rf"(?<![\w/.-])({options})(?![\w/-])", lambda found: PYTHON[found[0]], text)
+    return re.sub(rf"(?<![\w/.-])({options})(?![\w/-])", lambda option: PYTHON[option[0]], text)
