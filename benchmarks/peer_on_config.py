@@ -43,7 +43,12 @@ def job_of(file: str, overrides: Sequence[str]) -> dict[str, Any]:
         [e.tokenizer.decode(e.encode(p)) for e, p in zip(encoders, prompts, strict=True)]
         for prompts in (work.prompts.first_N(task, section.num_agents) for task in tasks)
     ]
+    # The peer takes a prompt's tokens that pad for its end.
+    written = {text for texts_N in texts for text in texts_N}
+    special = encoders[0].tokenizer.all_special_tokens
+    pad = next(token for token in special if not any(token in text for text in written))
     return {
+        "pad_token": pad,
         "seed": config.seed,
         "threads": available_cores(),
         "epochs": 1000,
