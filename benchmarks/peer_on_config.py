@@ -89,7 +89,7 @@ def main() -> None:
     rows = []
     for rate in options.rates:
         folder = (options.out / f"{rate:g}").resolve()
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         results = runner(
             PEER / "bin" / "python",
             "peer_runner.py",
