@@ -16,17 +16,17 @@ AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 def learning_series(run: Run) -> list[Series]:
     """Return mean reward of training (raw, smoothed, with its spread) and of evaluation.
 
-    If training followed a model's score, return the task reward, which has no logged spread.
+    If training followed a model's score, return the task reward; if it has only preferences, that
+    of the labelled candidates. Neither has a logged spread.
     """
     series = []
-    xs, ys = run.series("train", "task_reward_mean")
-    scored_by_model = bool(xs)
-    if not scored_by_model:
-        xs, ys = run.series("train", "reward_mean")
+    names = ("task_reward_mean", "reward_mean", "preferences/reward_mean")
+    name = next((name for name in names if run.series("train", name)[0]), "")
+    xs, ys = run.series("train", name)
     if xs:
         window = max(1, len(ys) // 20)
         mean = smoothed(ys, window)
-        spread = [] if scored_by_model else run.series("train", "reward_std")[1]
+        spread = run.series("train", "reward_std")[1] if name == "reward_mean" else []
         spread = smoothed(spread, window) if len(spread) == len(mean) else [0.0] * len(mean)
         if len(ys) > 1:
             series.append(Series("", xs, ys, BLUE, faint=True))

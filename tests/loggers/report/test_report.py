@@ -193,6 +193,12 @@ def test_model_score_beside_task_reward(tmp_path):
     assert compared is not None and compared.ys_X == [1.0, 0.8]
 
 
+def test_runs_of_preferences_alone_show_the_reward_of_their_candidates(tmp_path):
+    logged(tmp_path, preferences__reward_mean=[1.0, 1.5])
+    (training,) = [s for s in learning_series(read_run(tmp_path)) if s.label == "training"]
+    assert list(training.ys_X) == [1.0, 1.5]
+
+
 @pytest.mark.parametrize(
     "last, change",  # two intervals of 1.96 · 1 / √64 = 0.245 each; the first is 1.5 ± 0.245
     [(2.0, "rose"), (1.98, "not clearly"), (1.02, "not clearly"), (1.0, "fell")],
