@@ -79,7 +79,7 @@ class Team:
 
         sharding.shard([*{id(agent.model): agent for agent in self.agents}.values()])
         for agent in self.agents:
-            agent.sharded = True
+            agent.fast, agent.sharded = None, True
 
     @contextlib.contextmanager
     def acting(self, index: int) -> Iterator[Agent]:

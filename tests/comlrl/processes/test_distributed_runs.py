@@ -196,7 +196,7 @@ def check_sharding(model: str, checkpointing: bool) -> None:
             with split.reference(index) as agent:
                 measure_all(agent, rows, lambda batch: action_logprobs(agent, batch, 1.0) and None)
     for index in (0, 1):
-        split.distributed.add_gradients(split.agents[index].parameters())
+        distributed.add_gradients(split.agents[index].parameters())
     for index in (0, 1):
         for name, parameter in whole.agents[index].named().items():
             gradient = split.agents[index].named()[name].grad
