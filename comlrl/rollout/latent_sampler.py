@@ -11,9 +11,9 @@ import torch
 from comlrl.keyed import normals
 from comlrl.models.critics import observations
 from comlrl.models.latent_networks import HeterogeneousPolicy
-from comlrl.rollout.generation import Generator
-from comlrl.types import Completion, Request, Sampling
 from comlrl.types.sampling import Latent
+from comlrl.rollout.generation import Generator
+from comlrl.types import Completion, Message, Request, Sampling
 
 
 class LatentSampler:
@@ -28,8 +28,21 @@ class LatentSampler:
 
         Agent 0 is the shared policy.
         """
-        self.policy, self.inner, self.max_length = policy, inner, inner.max_length
-        self.encode, self.fits, self.token_texts = inner.encode, inner.fits, inner.token_texts
+        self.policy, self.inner = policy, inner
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and completion together."""
+        return self.inner.max_length
+
+    def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
+        return self.inner.encode(0, prompt)
+
+    def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
+        return self.inner.fits(0, prompt_ids, sampling)
+
+    def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
+        return self.inner.token_texts(0, token_ids)
 
     @torch.no_grad()
     def sample(
