@@ -11,9 +11,9 @@ import torch
 from comlrl.keyed import normals
 from comlrl.models.critics import observations
 from comlrl.models.latent_networks import HeterogeneousPolicy
-from comlrl.types.sampling import Latent
 from comlrl.rollout.generation import Generator
 from comlrl.types import Completion, Message, Request, Sampling
+from comlrl.types.sampling import Latent
 
 
 class LatentSampler:
