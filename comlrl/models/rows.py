@@ -32,20 +32,34 @@ def in_common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def row_groups(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> Iterator[list[Row]]:
+def common_beginning(rows: Sequence[Row]) -> int:
+    """Return the number of tokens with which all prompts begin, without any prompt's last one.
+
+    It is 0 for fewer than two rows.
+    """
+    if len(rows) < 2:
+        return 0
+    first = rows[0].prompt_ids
+    return min(min(in_common(first, row.prompt_ids), len(row.prompt_ids) - 1) for row in rows)
+
+
+def row_groups(
+    rows: Sequence[Row], max_tokens: int, shared: bool = False, common: int = 0
+) -> Iterator[list[Row]]:
     """Group rows of similar length, at most ``max_tokens`` padded tokens a group.
 
-    A group has at least one row; ``shared``: at most this many computed tokens.
+    A group has at least one row; ``shared``: at most this many computed tokens, of which the
+    ``common`` ones at the beginning of all prompts count once a group.
     """
     sized = [(computed(row) if shared else row.length, row) for row in rows]
     group: list[Row] = []
     total = each = 0
     for size, row in sorted(sized, key=lambda pair: -pair[0]):
-        each = size if shared or not group else each  # padded to the group's first
+        each = size - common if shared or not group else each  # padded to the group's first
         if group and total + each > max_tokens:
             yield group
             group, total, each = [], 0, size
-        total += each
+        total += each if group else size
         group.append(row)
     if group:
         yield group

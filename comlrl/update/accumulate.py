@@ -15,7 +15,14 @@ from comlrl.errors import NonFiniteError, notice
 from comlrl.models.agent import Agent
 from comlrl.models.fast.packed_attention import SHAPE_STEP, rounded
 from comlrl.models.logprobs import packable
-from comlrl.models.rows import computed, pack, row_groups, split_rows, unpacked
+from comlrl.models.rows import (
+    common_beginning,
+    computed,
+    pack,
+    row_groups,
+    split_rows,
+    unpacked,
+)
 from comlrl.processes.statistics import Sums
 from comlrl.types import Row, TokenBatch
 from comlrl.update.worker_threads import run_parallel, worker_threads
@@ -42,7 +49,9 @@ def micro_batches(
     Where memory has run out before, the agent's batches stay as small as they then became.
     """
     budget = max_tokens or token_budget(agent)
-    total, cores = sum(_sizes(agent, rows)), worker_threads(agent.device) if concurrent else 1
+    common = common_beginning(rows) if _shared(agent) else 0
+    total = sum(_sizes(agent, rows)) - common * max(0, len(rows) - 1)
+    cores = worker_threads(agent.device) if concurrent else 1
     fewest = cores * math.ceil(total / (budget * cores))
     share = rounded(math.ceil(total / max(1, fewest)), SHARE_STEP)
     groups = _groups(agent, rows, min(budget, share))
@@ -60,7 +69,8 @@ def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
     binding = most == token_budget(agent) and not agent.micro_batch_tokens
     alone = ALONE[_kind(agent)] * most if binding else most
     fitting = split_rows(rows, alone, shared) if packable(agent) else unpacked(rows)
-    return list(row_groups(fitting, most, shared))
+    common = common_beginning(fitting) if shared else 0
+    return list(row_groups(fitting, most, shared, common))
 
 
 def _shared(agent: Agent) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 
+from comlrl.models.fast.trie import Trie
 from comlrl.models.logprobs import action_logprobs
 from comlrl.models.rows import computed
 from comlrl.processes.statistics import Sums
@@ -20,7 +22,7 @@ from tests.support.tiny_models import team
 def row(size: int, number: int) -> Row:
     """Of so many computed tokens: a prompt of 10, and a completion whose last one is not."""
     letters = tuple(range(97, 97 + 26)) * (size // 26 + 1)
-    return Row((98,) * 10, (letters[: size - 9],), (1.0,), (number,))
+    return Row((number, *(98,) * 9), (letters[: size - 9],), (1.0,), (number,))
 
 
 def sizes(rows: list[Row], most: int, **how: bool) -> list[int]:
@@ -40,6 +42,19 @@ def test_batches_are_of_like_size():
     assert sizes([row(300, n) for n in range(5)], 1400) == [3, 2]
     assert sizes([row(500, n) for n in range(3)], 400) == [1, 1, 1]  # one completion at least
     assert sizes([], 400) == []
+
+
+def test_what_prompts_begin_with_counts_once():
+    """Ten rows of 100 computed tokens, of which 9 are common: 100 + 9 · 91 = 919."""
+    rows = [replace(row(100, n), prompt_ids=(98,) * 10) for n in range(10)]
+    assert sizes(rows, 919) == [10]
+    assert sizes(rows, 918) == [5, 5]
+    with team().acting(0) as agent:
+        (batch,) = micro_batches(agent, rows, 919)
+        assert Trie.from_batch(batch, last_tokens=False).count == 919
+        agent.fast = None  # transformers' modules compute the 101 tokens of each row
+        assert len(list(micro_batches(agent, rows, 1010))) == 1
+        assert len(list(micro_batches(agent, rows, 1009))) == 2
 
 
 def test_a_long_row_stays_whole_where_its_parts_would_read_its_prompt_again(monkeypatch):
