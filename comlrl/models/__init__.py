@@ -1,2 +1,1 @@
-"""Names of models go in, agents come out; token rows through an agent give log-probabilities,
-hidden states and values."""
+"""Agents and their models: loading, log-probabilities, hidden states and values."""

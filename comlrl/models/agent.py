@@ -1,4 +1,4 @@
-"""One agent's view of its model: tokens in, hidden states and logits out, and what it trains."""
+"""One agent's view of its model: encoding, hidden states, logits and trainable parameters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from comlrl.models.fast.lora_routing import Router
 from comlrl.models.prompt_encoder import PromptEncoder, end_ids
 from comlrl.types import Message
 
-REFERENCE = "reference"  # adapters that are what a run started from; also in checkpoints
+REFERENCE = "reference"  # prefix of frozen copies of the initial adapters, also in checkpoints
 
 
 def positions_of(config: Any) -> int:
-    """Return the context length of a model, by its ``config.json``."""
+    """Return the context length from a model's config; 2³⁰ if it has none."""
     return int(getattr(config, "max_position_embeddings", 1 << 30))
 
 
@@ -33,19 +33,19 @@ class Agent:
     """One agent's view of its model."""
 
     index: int
-    model: PreTrainedModel  # the causal language model, LoRA layers inside where it has them
+    model: PreTrainedModel  # causal language model, including its LoRA layers if any
     tokenizer: Any
-    peft: PeftModel | None  # the same model as PEFT wraps it, shared by homogeneous agents
-    router: Router | None = None  # of the model's LoRA layers, where it routes them
-    fast: FastDecoder | None = None  # the model's decoder, where it has a fast way through it
-    start: Agent | None = None  # frozen copy: the reference policy where all weights are trained
-    start_adapter: str | None = None  # frozen: the reference policy's; None: it is the base alone
+    peft: PeftModel | None  # PEFT's wrapper of the same model, shared by homogeneous agents
+    router: Router | None = None  # of the model's LoRA layers, if they are supported
+    fast: FastDecoder | None = None  # fast forward pass, for supported architectures
+    start: Agent | None = None  # frozen copy: the reference policy if all weights are trained
+    start_adapter: str | None = None  # frozen adapter of the reference policy; None: base only
     chat: Literal["auto", True, False] = "auto"  # ``agent_model.chat``
     template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
-    trained: bool = True  # False: it acts, and its weights stay as they are
-    learning_rate: float | None = None  # of its optimizer; None: the algorithm's section
-    micro_batch_tokens: int | None = None  # of its update, once memory has run out
-    sharded: bool = False  # its model's layers are split over the processes
+    trained: bool = True  # False: the agent acts with fixed weights
+    learning_rate: float | None = None  # None: that of the algorithm's section
+    micro_batch_tokens: int | None = None  # limit in updates, set after running out of memory
+    sharded: bool = False  # whether the model's layers are sharded over processes
 
     def __post_init__(self) -> None:
         if not self.trained:
@@ -62,7 +62,7 @@ class Agent:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens that end a completion; the first is the tokenizer's own."""
+        """Tokens that end a completion; the first is the tokenizer's EOS token."""
         ids = [self.tokenizer.eos_token_id, *self.encoder.ends]
         if self.encoder.chats and self.encoder.end_of_turn is not None:
             ids.append(self.encoder.end_of_turn)
@@ -70,13 +70,13 @@ class Agent:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the model knows; the tokenizer may know fewer."""
+        """Size of the model's vocabulary; the tokenizer's may be smaller."""
         embedding: Any = self.model.get_input_embeddings()
         return int(embedding.weight.shape[0])
 
     @property
     def context_length(self) -> int:
-        """Positions that the model was made for."""
+        """Maximum number of positions, from the model's config."""
         return positions_of(self.model.config)
 
     @cached_property
@@ -96,7 +96,7 @@ class Agent:
         return self.model.get_decoder()(**inputs).last_hidden_state
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits of hidden states, with the scaling that some architectures apply."""
+        """Apply the language-model head, with the scaling or soft cap of some architectures."""
         head = self.model.get_output_embeddings()
         config = self.model.config
         hidden = hidden.to(head.weight.dtype)
@@ -110,15 +110,15 @@ class Agent:
         return logits
 
     def learning(self) -> contextlib.AbstractContextManager[None]:
-        """Enable activation checkpointing and LoRA dropout, for differentiated passes.
+        """Enable activation checkpointing and LoRA dropout for passes with gradients.
 
-        All else stays in evaluation mode, as does everything while sampling and scoring.
+        All other modules stay in evaluation mode; sampling and scoring use it throughout.
         """
         return modes(self.switches, True)
 
     @property
     def switches(self) -> list[torch.nn.Module]:
-        """Modules whose mode differs in learning: with checkpointing, or LoRA dropout above 0."""
+        """Modules that ``learning`` switches: with checkpointing, or with LoRA dropout above 0."""
         checkpointed = [
             m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)
         ]
@@ -126,20 +126,22 @@ class Agent:
         return checkpointed + [d for d in dropouts if isinstance(d, torch.nn.Dropout)]
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return the weights that this agent trains: its adapter's, all of its model's, or none."""
+        """Return the trained parameters: the adapter's, the whole model's, or none."""
         return list(self.named().values()) if self.trained else []
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return its adapter's weights, or all of its model's, by name; names are the same for
-        every agent."""
+        """Return the weights of the adapter or the whole model, by names that all agents share."""
         return dict(self.named())
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take them in place. Raises UserError where they do not fit."""
+        """Copy weights in place. Raises UserError if names or shapes do not match."""
         _copy(self.named(), tensors, self.adapter, exactly=self.peft is not None)
 
     def named(self, adapter: str | None = None) -> dict[str, torch.nn.Parameter]:
-        """Return all weights of the model, or an adapter's (None: its own), by names without it."""
+        """Return parameters by name: the whole model's, or an adapter's (None: this agent's).
+
+        Parameter names omit the adapter's name.
+        """
         if self.peft is None:
             return dict(self.model.named_parameters())
         marker = f".{adapter or self.adapter}."
@@ -152,7 +154,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class Reference:
-    """An agent's reference, where it is not the base alone: what the agent started from."""
+    """A reference policy other than the base alone: the weights that the agent started from."""
 
     agent: Agent
 
@@ -160,10 +162,10 @@ class Reference:
         return dict(self._named())
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take them in place. Raises UserError where they do not fit."""
+        """Copy weights in place. Raises UserError if names or shapes do not match."""
         agent = self.agent
         _copy(self._named(), tensors, agent.adapter, exactly=agent.peft is not None)
-        if agent.start is not None and agent.start.fast is not None:  # it holds copies of biases
+        if agent.start is not None and agent.start.fast is not None:  # which holds copies of biases
             agent.start.fast = fast_decoder(agent.start.model, None)
 
     def _named(self) -> dict[str, torch.nn.Parameter]:
@@ -174,7 +176,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Untrained:
-    """An agent that another run has trained: checkpoints hold the digest of its weights."""
+    """A fixed agent from another run; checkpoints hold only a digest of its weights."""
 
     agent: Agent
 
@@ -190,7 +192,7 @@ class Untrained:
         return {"sha256": self.sha256}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise UserError where the agent has other weights."""
+        """Raise UserError if the agent's weights have another digest."""
         if not torch.equal(self.sha256, tensors["sha256"]):
             raise UserError(
                 f"init_from: {self.agent.adapter}, which is not trained, holds other weights than "
@@ -205,7 +207,7 @@ def _copy(
     *,
     exactly: bool,
 ) -> None:
-    """Copy weights. ``exactly``: also refuse weights that have no counterpart."""
+    """Copy weights into parameters. ``exactly``: refuse weights without a matching parameter."""
     wrong = set(parameters) ^ set(weights) if exactly else set(parameters) - set(weights)
     wrong |= {n for n in set(parameters) & set(weights) if parameters[n].shape != weights[n].shape}
     if wrong:
@@ -221,8 +223,8 @@ def lora_layers(model: PreTrainedModel) -> list[LoraLayer]:
 
 @contextlib.contextmanager
 def through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
-    """Route all rows through this adapter; None: through none."""
-    # PEFT's own ways of saying so re-freeze the other adapters.
+    """Activate an adapter in these layers; None: disable adapters."""
+    # PEFT's public methods would freeze the other adapters.
     before = [(layer._disable_adapters, layer._active_adapter) for layer in layers]
     for layer in layers:
         layer._disable_adapters = adapter is None
@@ -237,7 +239,7 @@ def through(layers: Sequence[LoraLayer], adapter: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def modes(modules: Sequence[torch.nn.Module], training: bool) -> Iterator[None]:
-    """Put modules into a mode, and back into theirs."""
+    """Set modules to training or evaluation mode; restore their modes on exit."""
     before = [module.training for module in modules]
     for module in modules:
         module.training = training

@@ -15,16 +15,16 @@ from comlrl.processes.distributed import all_gather
 from comlrl.types import Row, TokenBatch
 
 HIDDEN = 128  # width of a critic's hidden layer
-OBSERVED_TOKENS = 4096  # of one forward pass over prompts
-DECAY = 0.97  # of the weight of earlier steps in running moments
+OBSERVED_TOKENS = 4096  # padded tokens per forward pass over prompts
+DECAY = 0.97  # per step, of the weight of earlier steps in ``RunningMoments``
 LEAST_DEVIATION = 0.01
 MOST_DEVIATIONS = 5.0
 
 
 class TokenCritic(nn.Module):
-    """The value head: V of the state in which a token is chosen, from the hidden state there.
+    """Value head: predicts V from the hidden state at which a token is chosen.
 
-    The hidden state's gradient is stopped: value errors train the head and not the policy.
+    The hidden state is detached, so value errors train the head and not the policy.
     """
 
     def __init__(self, width: int) -> None:
@@ -42,7 +42,7 @@ class TokenCritic(nn.Module):
 
 
 class RunningMoments(nn.Module):
-    """Means and standard deviations over a run's steps, of which earlier ones weigh less."""
+    """Exponentially weighted means and standard deviations of W features over training steps."""
 
     weight: torch.Tensor
     sums: torch.Tensor  # of x and of x², (2, W)
@@ -54,7 +54,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def add(self, values_XW: torch.Tensor) -> None:
-        """Add a step's values, of all processes. A collective call."""
+        """Update with a step's values, (X, W), of all processes. A collective call."""
         values = values_XW.double()
         local = torch.stack([values.sum(0), values.square().sum(0)]).cpu()
         counts, sums = zip(*all_gather((len(values), local)), strict=True)
@@ -77,17 +77,17 @@ class RunningMoments(nn.Module):
 
 
 class TeamCritic(nn.Module):
-    """V(s) on what the agents of a set read: all of them (centralized), or one (independent).
+    """V(s) from the prompts of all agents (centralized) or of one (independent).
 
     V(s) = μ + σ ρ(mean_i φ(z(LN(o_i)))),   o_i = masked mean of hidden states over agent i's prompt
 
-    z standardizes each feature by its moments over the run's steps, and μ and σ are those of the
-    returns (2006.05990 recommends the former, 2103.01955 the latter). Means over prompts of one
-    template differ by a few percent of their size: without z, V hardly tells problems apart.
+    z standardizes each feature with running moments (recommended in arXiv 2006.05990); μ and σ are
+    the running moments of the returns (arXiv 2103.01955). Means over prompts of one template
+    differ by only a few percent, so that without z, V hardly distinguishes problems.
     """
 
     def __init__(self, width: int, hidden: int = HIDDEN, heads: int = 1) -> None:
-        """Initialize the critic. ``heads``: values per state, one per agent; 1: all share it."""
+        """Initialize the critic. ``heads``: values per state, one per agent; 1: a shared value."""
         super().__init__()
         self.observed, self.returns = RunningMoments(width), RunningMoments(1)
         self.each = nn.Sequential(nn.Linear(width, hidden), nn.Tanh())
@@ -97,7 +97,7 @@ class TeamCritic(nn.Module):
         self.heads = heads
 
     def observe(self, observation_PD: torch.Tensor) -> None:
-        """Add what is read in a step, before its values. A collective call."""
+        """Update the feature moments, before a step's values are computed. A collective call."""
         self.observed.add(F.layer_norm(observation_PD, observation_PD.shape[-1:]))
 
     def forward(
@@ -108,8 +108,8 @@ class TeamCritic(nn.Module):
     ) -> torch.Tensor:
         """Return values: (S, N, width) → (S,).
 
-        ``agent_S``: whose value, if each agent has its own. ``count_S``: how many of the N
-        observations are in the set, the first ones; None: all.
+        ``agent_S``: the agent whose head is used, if there are several. ``count_S``: number of
+        observations to use, from the first; None: all N.
         """
         normed_SND = F.layer_norm(observation_SND, observation_SND.shape[-1:])
         standard_SND = (normed_SND - self.observed.mean) / self.observed.deviation
@@ -127,8 +127,10 @@ class TeamCritic(nn.Module):
 
 
 class LanguageCritic:
-    """V of a language model: a scalar head on its hidden states. What it trains is the agent's
-    (LoRA, or all weights) and the head."""
+    """A language model with a value head on its hidden states.
+
+    It trains the agent's parameters (LoRA, or all weights) and the head.
+    """
 
     def __init__(self, agent: Agent, heads: int = 1) -> None:
         """Initialize the critic.
@@ -140,7 +142,7 @@ class LanguageCritic:
         self.head = zero(nn.Linear(hidden_width(agent), heads)).to(agent.device)
 
     def __call__(self, batch: TokenBatch, agent_A: torch.Tensor) -> torch.Tensor:
-        """Return V where each action of the batch is chosen, (A,). ``agent_A``: who chooses it."""
+        """Return V at each action of the batch, (A,). ``agent_A``: the agent that chooses it."""
         hidden_AD, _ = action_states(self.agent, batch)
         value_AH = self.head(hidden_AD.float())
         return value_AH[:, 0] if self.heads == 1 else _select_head(value_AH, agent_A)
@@ -159,13 +161,13 @@ class LanguageCritic:
 
 
 def _select_head(value_XH: torch.Tensor, head_X: torch.Tensor | None) -> torch.Tensor:
-    """Select the head that each row names."""
+    """Select one head per row: (X, heads), (X,) → (X,)."""
     assert head_X is not None, "values of agents are asked for by agent"
     return value_XH.gather(1, head_X.to(value_XH.device)[:, None])[:, 0]
 
 
 def zero(layer: nn.Linear) -> nn.Linear:
-    """Set a layer to output 0, so that first advantages are rewards and not noise."""
+    """Zero-initialize a layer, so that the first advantages are rewards and not noise."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
@@ -180,7 +182,7 @@ def hidden_width(agent: Agent) -> int:
 def observations(agent: Agent, prompts: Sequence[tuple[int, ...]]) -> torch.Tensor:
     """Return the masked mean of the policy's last hidden states over each prompt.
 
-    The result is float32 (P, width). Equal prompts are read once.
+    The result is float32 (P, width). Equal prompts are computed once.
     """
     number_of = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
     rows = [Row(prompt, (), (), (number,)) for prompt, number in number_of.items()]

@@ -1,7 +1,7 @@
 """SHPPO's generated layer and its networks (arXiv 2404.03869), for agents that share one policy.
 
-What an agent reads decides who it is: its pooled prompt o_i and its own past h_i become a latent
-l_i ~ N(μ_i, σ_i), and l_i generates a small layer before the language-model head.
+An agent's pooled prompt o_i and its memory h_i determine a latent l_i ~ N(μ_i, σ_i), from which a
+small layer before the language-model head is generated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Latents = Literal["learned", "zero", "sampled"]
 class HeterogeneousLayer(nn.Module):
     """h ← h + B · tanh(w_i · (A · h) + b_i), with (w_i, b_i) = decoder(l_i).
 
-    A and B are shared. B starts at zero, so that the first policy is the base.
+    A and B are shared. B starts at zero, so that the initial policy is the base.
     """
 
     def __init__(self, width: int, latent_dim: int, rank: int) -> None:
@@ -37,7 +37,7 @@ class HeterogeneousLayer(nn.Module):
         nn.init.zeros_(self.B.weight)
 
     def forward(self, hidden_AD: torch.Tensor, latent_AK: torch.Tensor) -> torch.Tensor:
-        """Return hidden states (A, width), each with its latent (A, latent_dim) → (A, width)."""
+        """Transform hidden states by their latents: (A, width), (A, latent_dim) → (A, width)."""
         generated = self.decoder(latent_AK)
         weight_ARR = generated[:, : self.rank**2].view(-1, self.rank, self.rank)
         bias_AR = generated[:, self.rank**2 :]
@@ -47,7 +47,7 @@ class HeterogeneousLayer(nn.Module):
 
 
 class LatentEncoder(nn.Module):
-    """Reading and memory → latent, shared by all agents.
+    """Encoder of observation and memory into a latent, shared by all agents.
 
     p_i = projection(LN(o_i)),   (μ_i, σ_i) = LatentNet(p_i, h_i^{t−1}),   σ = softplus + 1e−5
     h_i^t = GRU(p_i, h_i^{t−1}), zeros before turn 1
@@ -64,7 +64,7 @@ class LatentEncoder(nn.Module):
             nn.Linear(hidden, hidden), nn.Tanh(),
             nn.Linear(hidden, 2 * latent_dim),
         )  # fmt: skip
-        with torch.no_grad():  # σ starts near 0.13: what is read outweighs chance
+        with torch.no_grad():  # σ starts near 0.13: observations outweigh noise
             self.latent_net[-1].bias[latent_dim:] = -2.0  # type: ignore[operator]
 
     def forward(
@@ -84,7 +84,7 @@ class LatentEncoder(nn.Module):
         ``parent_S``: the state one turn before, earlier in the list, or −1 at the first turn.
         """
         states, agents, width = observation_SND.shape
-        if states == 0:  # of a process without tasks, which descends with the others all the same
+        if states == 0:  # a process without tasks still takes the gradient step
             blank = observation_SND.new_zeros(0, self.hidden)
             mu, sigma, _ = self(observation_SND.view(0, width), blank)
             return mu.view(0, agents, mu.shape[-1]), sigma.view(0, agents, sigma.shape[-1])
@@ -106,8 +106,10 @@ class LatentEncoder(nn.Module):
 
 
 class InferenceNet(nn.Module):
-    """V_I(s, {μ_i, σ_i}) = mean_i MLP(s, μ_i, σ_i): what the team's return will be with these
-    latents. s is the mean over agents of projection(LN(o_i)), so that any N will do."""
+    """V_I(s, {μ_i, σ_i}) = mean_i MLP(s, μ_i, σ_i): predicts the team's return under these latents.
+
+    s is the mean over agents of tanh(projection(LN(o_i))), so that any number of agents works.
+    """
 
     def __init__(self, width: int, hidden: int, latent_dim: int) -> None:
         super().__init__()
@@ -140,9 +142,9 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 class HeterogeneousPolicy(nn.Module):
-    """The parts that turn a shared policy into agents: the encoder, and its generated layer.
+    """The parts that differentiate the agents of a shared policy: encoder and generated layer.
 
-    ``latents`` other than learned leave the encoder as it is and unread: l_i is 0, or ~ N(0, 1).
+    If ``latents`` is not learned, the encoder is neither trained nor used: l_i is 0, or ~ N(0, 1).
     """
 
     def __init__(

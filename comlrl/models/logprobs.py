@@ -17,12 +17,12 @@ from comlrl.models.fast.prefix_cache import full_attention
 from comlrl.models.rows import attention_mask
 from comlrl.types import SamplingSupport, TokenBatch
 
-# Of logits in float32. Larger vocabularies go through the head in more chunks and, where it is
-# frozen, from logits to gradients in pieces: these are of memory that was just used, as to get
-# fresh one takes a CPU longer than what is computed.
+# Limits on logits in float32. Larger ones are computed in chunks. With a frozen head, a chunk goes
+# from logits to gradients in pieces that reuse memory, because allocating fresh memory takes a CPU
+# longer than the computation.
 HEAD_CHUNK_BYTES = 256 << 20
 PIECE_BYTES = {"cpu": 10 << 20}  # elsewhere a chunk is one piece
-FROZEN_BYTES = {"cpu": 32 << 20}  # of a frozen head's chunk there; fewer are computed whole
+FROZEN_BYTES = {"cpu": 32 << 20}  # of a frozen head's chunk; fewer are not divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class ActionLogprobs:
     """The log-probabilities of a forward pass's A actions, in row-major order."""
 
     logprob_A: torch.Tensor  # float32 (float64 for a float64 model), under the temperature
-    entropy_A: torch.Tensor | None  # of the distribution that chose each token
-    hidden_AD: torch.Tensor  # the hidden states that chose them
+    entropy_A: torch.Tensor | None  # of each token's distribution
+    hidden_AD: torch.Tensor  # the hidden states that predict the actions
 
 
 def packable(agent: Agent) -> bool:
-    """Return whether siblings may share a row: custom masks work, and no window cuts a row."""
+    """Return whether siblings may share a row: custom masks work, and attention is full."""
     config = agent.model.config
     return config._attn_implementation in ("sdpa", "eager") and full_attention(config)
 
@@ -51,7 +51,7 @@ def action_logprobs(
 ) -> ActionLogprobs:
     """Return log π(a) of every action token, at the temperature that sampled it.
 
-    If truncation left a subset of tokens (``batch.support``), π is over these alone.
+    With ``batch.support``, π is over the tokens that truncation left.
 
     ``head`` (SHPPO) changes the hidden states, given ``head_input_A`` (A, latent_dim), before the
     language-model head.
@@ -63,7 +63,7 @@ def action_logprobs(
 
 
 def action_states(agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the last hidden states where the A actions are chosen, and the actions."""
+    """Return the last hidden states that predict the actions, (A, D), and the actions, (A,)."""
     if agent.fast is not None and agent.fast.learning:
         packed = agent.fast.pack(batch)
         return agent.fast.packed(packed, packed.predictor_A), packed.targets_A
@@ -98,9 +98,9 @@ def _head(
     temperature: float,
     entropy: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return chosen log-probabilities, and optionally entropies, without storing all logits.
+    """Return the actions' log-probabilities and optional entropies, without storing all logits.
 
-    A head that is trained, and entropies, have their chunks computed once more in backward.
+    With a trained head or entropies, chunks are recomputed in the backward pass.
     """
     step = 1 if agent.fast is None else agent.fast.step
 
@@ -116,9 +116,9 @@ def _head(
         logits = scaled(logits, temperature)
         if support is not None:
             left = survivors(logits.detach(), targets, support)
-            # A finite number, because 0 · ∞ is NaN: these have probability 0 and no gradient.
+            # Finite, because 0 · ∞ is NaN; these tokens have probability 0 and no gradient.
             logits = logits.masked_fill(~left, torch.finfo(logits.dtype).min)
-        if not entropy:  # the fused way
+        if not entropy:  # fused
             return -F.cross_entropy(logits, targets, reduction="none"), None
         normalizer = logits.logsumexp(-1)
         logprob = logits.gather(-1, targets[:, None])[:, 0] - normalizer
@@ -169,7 +169,7 @@ def chosen_logprobs(
 def _parts(
     targets_A: torch.Tensor, support: SamplingSupport | None, size: int
 ) -> Iterator[tuple[slice, torch.Tensor, SamplingSupport | None]]:
-    """Yield places, targets and the truncation's support, in parts of at most ``size`` actions."""
+    """Yield slices, targets and support, in parts of at most ``size`` actions."""
     targets = targets_A.split(size)
     supports = [None] * len(targets) if support is None else split(support, size)
     for number, (targets_part, support_part) in enumerate(zip(targets, supports, strict=True)):
@@ -177,10 +177,10 @@ def _parts(
 
 
 class FrozenHead(torch.autograd.Function):
-    """Each row's log π(a), with its gradient in that row's hidden state computed in forward.
+    """Each row's log π(a); the gradient in the row's hidden state is computed in the forward pass.
 
-    The gradient is a vector, (w_a − Σ_v π_v w_v) / τ for an ordinary head. It is stored in place of
-    logits, which are neither held nor computed twice.
+    The gradient is a vector, (w_a − Σ_v π_v w_v) / τ for an ordinary head. It is stored instead of
+    the logits, which are neither kept nor recomputed.
     """
 
     @staticmethod

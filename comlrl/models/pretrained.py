@@ -1,4 +1,4 @@
-"""Names of models → a team: bases, adapters, tokenizers, precision."""
+"""Loading of a team by model names: bases, adapters, tokenizers, precision."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from comlrl.models.prompt_encoder import PromptEncoder, end_ids
 from comlrl.models.team import Team
 from comlrl.quoting import one_line
 
-# Unless the configuration says otherwise: code of a model's repository is not run, and nobody is
-# asked on the terminal whether it may be; pickled weights may hold tensors and nothing else.
+# Defaults that the configuration may override: code from a model's repository is not run, without
+# a question on the terminal, and pickled weights may contain only tensors.
 transformers_logging.disable_progress_bar()  # one for each model read or written
 TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
 MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
-MODEL_KEY = "agent_model.name"  # what names a model, in errors
+MODEL_KEY = "agent_model.name"  # the setting that errors name
 
 
 def build_team(config: Config, *, reference: bool = False, device: str | None = None) -> Team:
-    """Load the agents' models. ``reference``: keep a frozen copy of what the run starts from, where
-    that is not the base with the adapter off.
+    """Load the agents' models.
 
-    Where agents share one policy the team is one, whatever the number of agents that act by it.
-    Raises UserError if a model cannot be loaded.
+    ``reference``: keep a frozen copy of the initial weights, unless they are the base with the
+    adapter off. Agents that share one policy form a team of one. Raises UserError if a model cannot
+    be loaded.
     """
     if config.agent_model.chat is True:
         for name in dict.fromkeys(config.agent_models):
-            load_encoder(config.agent_model, name)  # which may have no chat template
+            load_encoder(config.agent_model, name)  # raises UserError without a chat template
     count = config.section.policies
     torch.manual_seed(config.seed)  # LoRA's A matrices are drawn at random
     return load_team(
@@ -79,17 +79,17 @@ def load_team(
     sharded: bool = False,
     key: str = MODEL_KEY,
 ) -> Team:
-    """Load an agent for each of ``models``: adapters of the first one, or each a separate model.
+    """Load one agent per model name: adapters of the first model, or separate models.
 
     Args:
-        loras: of each agent; where they share a base, all are the same.
+        loras: settings of each agent's adapter; all equal if the agents share a base.
         shares_base: whether the agents are adapters of one model.
         reference: as for ``build_team``.
-        begun_elsewhere: whether the adapters will be given other weights to start from.
-        settings: what is particular to each; none: nothing.
-        sharded: whether ``Team.split`` follows. Such models have no fast way, which would replace
-            their weights by views that cannot be split.
-        key: what names the models, in errors.
+        begun_elsewhere: whether initial weights will be loaded from elsewhere (``init_from``).
+        settings: individual settings of each agent; empty: the defaults.
+        sharded: whether ``Team.split`` follows. Such models have no fast decoder, which would
+            replace their weights by views that cannot be split.
+        key: the setting that errors name.
     """
     agents: list[Agent] = []
     settings = settings or [AgentConfig()] * len(models)
@@ -151,8 +151,10 @@ def default_device() -> str:
 
 
 def resolve_model(name: str, key: str = MODEL_KEY) -> str:
-    """Return a builtin's folder, or the name as it was given. Raises UserError for a builtin that
-    does not exist and for a GGUF file."""
+    """Return the folder of a builtin model, or any other name unchanged.
+
+    Raises UserError for an unknown builtin and for a GGUF file.
+    """
     if name.endswith(".gguf"):
         raise UserError(
             f"{key}: '{name}' is a GGUF file, which is no longer supported; use a model's folder "
@@ -168,7 +170,7 @@ def load_tokenizer(section: AgentModelConfig, name: str, key: str = MODEL_KEY) -
     try:
         settings = {**TOKENIZER_SAFETY, **section.tokenizer_kwargs}
         tokenizer = AutoTokenizer.from_pretrained(resolve_model(name, key), **settings)
-    except Exception as error:  # the hub's and the readers' many kinds
+    except Exception as error:  # hub and file readers raise many kinds
         reason = load_failure(error)
         raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     tokenizer.add_special_tokens(dict(section.special_tokens))
@@ -176,12 +178,12 @@ def load_tokenizer(section: AgentModelConfig, name: str, key: str = MODEL_KEY) -
 
 
 def load_encoder(section: AgentModelConfig, name: str, key: str = MODEL_KEY) -> PromptEncoder:
-    """Load the encoder of an agent's prompts, without weights. Raises UserError."""
+    """Load a model's prompt encoder, without weights. Raises UserError if unavailable."""
     tokenizer = load_tokenizer(section, name, key)
     trusted = bool(section.model_kwargs.get("trust_remote_code", False))
     try:
         ends = end_ids(generation_config(resolve_model(name, key), trusted))
-    except Exception as error:  # the hub's and the readers' many kinds
+    except Exception as error:  # hub and file readers raise many kinds
         reason = load_failure(error)
         raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
     return PromptEncoder(tokenizer, section.chat, ends, section.template_arguments)
@@ -197,7 +199,10 @@ def generation_config(source: str | Path, trusted: bool) -> Any:
 def load_model(
     section: AgentModelConfig, name: str, device: str, key: str = MODEL_KEY
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a causal language model in evaluation mode, and its tokenizer with pad and EOS."""
+    """Load a causal language model in evaluation mode, and its tokenizer with pad and EOS tokens.
+
+    Raises UserError if either cannot be loaded or used.
+    """
     source, attention = resolve_model(name, key), section.attn_implementation
     tokenizer = load_tokenizer(section, name, key)
     try:
@@ -207,7 +212,7 @@ def load_model(
             attn_implementation=None if attention == "auto" else attention,
             **{**MODEL_SAFETY, **section.model_kwargs},
         )
-    except Exception as error:  # the hub's and the readers' many kinds
+    except Exception as error:  # hub and file readers raise many kinds
         reason = load_failure(error)
         if attention != "auto" and not _attends(section, source, attention):
             raise UserError(
@@ -231,7 +236,7 @@ def load_model(
     if "device_map" not in section.model_kwargs:
         model.to(device)  # type: ignore[arg-type]
         if device == "cpu":
-            # Copies of the mapped file's views: it would stay in memory as long as one is left.
+            # Copy views of the mapped file, which stays in memory as long as any view is left.
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
     model.eval()  # dropout in a policy would make sampling and scoring disagree
@@ -242,11 +247,11 @@ def load_model(
 
 
 def _attends(section: AgentModelConfig, source: str, attention: str) -> bool:
-    """Return whether a model that could not be loaded can be built with an attention."""
+    """Return whether a model that failed to load supports an attention implementation."""
     trusted = bool(section.model_kwargs.get("trust_remote_code", False))
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trusted)
-    except Exception:  # then it is not the attention that failed
+    except Exception:  # attention is not the reason
         return True
     try:
         with torch.device("meta"):
@@ -259,10 +264,10 @@ def _attends(section: AgentModelConfig, source: str, attention: str) -> bool:
 
 
 def load_failure(error: Exception) -> str:
-    """Return why a model's folder could not be read, in a line."""
+    """Return why a model could not be loaded, in one line."""
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights hold more than tensors, and are not loaded; use safetensors"
-    for_users = isinstance(error, OSError | ValueError)  # libraries' own words for the user
+    for_users = isinstance(error, OSError | ValueError)  # libraries' messages for users
     return one_line(str(error) if for_users and str(error) else f"{type(error).__name__}: {error}")
 
 
@@ -279,9 +284,9 @@ def dtype_of(section: AgentModelConfig, device: str) -> torch.dtype:
 def multiplies_bfloat16_fast(cpu: Mapping[str, Any]) -> bool:
     """Return whether a CPU's products are faster in bfloat16 than in float32.
 
-    By AMX they are. By AVX-512 alone they are on AMD's (2 to 5 times), but not on Intel's (150
-    against 255 GFLOP/s on two cores). This is a fixed rule, not measured at the start, so that a
-    run that is repeated, resumed or spread over processes computes in one precision. ``cpu``:
+    With AMX they are. With AVX-512 alone they are on AMD CPUs (2 to 5 times), but not on Intel's
+    (150 against 255 GFLOP/s on two cores). This rule is fixed, not measured at the start, so that
+    repeated, resumed and distributed runs compute in the same precision. ``cpu``: the result of
     ``torch.cpu.get_capabilities()``.
     """
     by_avx = cpu.get("avx512_bf16", False) and str(cpu.get("cpu_name")).startswith("AMD")
@@ -296,10 +301,10 @@ def _with_adapters(
     copies: bool,
     untrained: Sequence[int],
 ) -> tuple[PeftModel, list[str | None]]:
-    """Return the model with an adapter for each agent, and each one's frozen reference.
+    """Add an adapter for each agent; also return the name of each agent's reference adapter.
 
-    ``copies``: whether that is a copy of the initial adapter (``init_from``), and not the base.
-    ``untrained``: agents that are their own reference.
+    ``copies``: whether references are frozen copies of the initial adapters (``init_from``); if
+    not, the reference is the base (None). ``untrained``: agents that are their own reference.
     """
     modules = section.target_modules
     settings = LoraConfig(

@@ -1,4 +1,4 @@
-"""Messages → the token ids that a model reads."""
+"""Encoding of prompts: messages → token ids of a model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from comlrl.quoting import one_line
 from comlrl.tasks.prompts import plain_text, split_prefill
 from comlrl.types import Message
 
-MARK = "\U0010fffd"  # the last private character; splits control tokens within texts
+MARK = "\U0010fffd"  # the last private-use character; splits control tokens in texts
 
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Turns prompts into tokens for a model; it needs no weights.
+    """Encoder of prompts into a model's tokens; it needs no weights.
 
-    Control tokens (special tokens, and added ones that are more than a word or white space) come
-    from the chat template and from ``Message.verbatim`` alone. Where the text of another message
-    holds one, it is split in two and read as text. Other prompts are encoded as the tokenizer
-    does by itself.
+    Control tokens are special tokens, and added tokens other than words and white space. Only the
+    chat template and messages with ``verbatim`` may produce them. In the texts of other messages
+    they are split in two and encoded as text. Prompts without control tokens are encoded as by the
+    tokenizer alone.
     """
 
     tokenizer: Any
     chat: Literal["auto", True, False] = "auto"  # ``agent_model.chat``
-    ends: tuple[int, ...] = ()  # tokens that end the model's texts, beside the tokenizer's own
+    ends: tuple[int, ...] = ()  # EOS tokens of the model, besides the tokenizer's
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,13 +45,16 @@ class PromptEncoder:
 
     @property
     def chats(self) -> bool:
-        """Return whether prompts are messages in the model's chat template, or plain text."""
+        """Return whether prompts use the model's chat template, not plain text."""
         return self.form[0]
 
     @cached_property
     def form(self) -> tuple[bool, str]:
-        """``chats``, and the reason. A base model's tokenizer may have its chat model's template:
-        the model then knows no end of a turn."""
+        """``chats``, and the reason for it.
+
+        A base model's tokenizer may have the template of the chat model, whose end of a turn the
+        base model does not know.
+        """
         if not self.tokenizer.chat_template:
             return False, "the tokenizer has no chat template"
         if self.chat != "auto":
@@ -66,14 +69,14 @@ class PromptEncoder:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The control token that the chat template puts after an answer; None: none."""
+        """The control token that the chat template puts after an answer, if any."""
         question, answer = "x7asked7x", "x7answered7x"
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, **self.template_arguments
             )
-        except Exception:  # a template may raise anything for what it does not take
+        except Exception:  # a template may raise anything for messages that it rejects
             return None
         if answer not in text:
             return None
@@ -82,11 +85,10 @@ class PromptEncoder:
         return next((i for i in ids if i in control), None)
 
     def encode(self, prompt: Sequence[Message]) -> list[int]:
-        """Return the token ids of a prompt: the chat template if there is one, else plain text.
+        """Return a prompt's token ids, by the chat template if ``chats``, else as plain text.
 
-        An assistant's message at the end is left open, for the model to continue.
-
-        Raises UserError for messages that the chat template does not take.
+        A final assistant message is left open for the model to continue. Raises UserError for
+        messages that the chat template does not support.
         """
         offers = any(message.role == "tools" for message in prompt)
         if offers and not (self.chats and self._shows_offered_tools):
@@ -106,7 +108,7 @@ class PromptEncoder:
 
     @cached_property
     def appended(self) -> int:
-        """Special tokens that the tokenizer puts after every text; a prompt is not over there."""
+        """Number of special tokens that the tokenizer appends to a text; prompts omit them."""
         bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         ids = self.tokenizer("a")["input_ids"]
         ends = (end for end in range(len(ids), 0, -1) if ids[:end][-len(bare) :] == bare)
@@ -117,7 +119,7 @@ class PromptEncoder:
         return self._ids(self._marked_text(text), add_special_tokens=False)
 
     def _ids(self, text: str, **settings: Any) -> list[int]:
-        """Return the ids of a text; control tokens behind a ``MARK`` are ordinary text."""
+        """Return the ids of a text; control tokens after a ``MARK`` are ordinary text."""
         if MARK not in text:
             return self.tokenizer(text, **settings)["input_ids"]
         split = re.sub(f"{MARK}(.)", rf"\1{MARK}", text, flags=re.DOTALL)
@@ -128,7 +130,7 @@ class PromptEncoder:
     def _marked(self, prompt: Sequence[Message]) -> tuple[Message, ...]:
         """Insert a ``MARK`` before each control token of the texts.
 
-        Template code that looks for such tokens, as for the end of a thought, still sees them.
+        Template code that searches for such tokens, e.g. the end of a thought, still finds them.
         """
         return tuple(
             m if m.verbatim else replace(m, content=self._marked_text(_unescaped(m)))
@@ -139,7 +141,7 @@ class PromptEncoder:
         text = text.replace(MARK, "?")
         places = self._places(text, self.tokenizer)
         while places:
-            # One character of each is split off; a part of what is left may be another.
+            # After one character of each is split off, the rest may contain another one.
             parts = [text[a + 1 : b + 1] for a, b in itertools.pairwise([-1, *places, len(text)])]
             text = MARK.join(parts)
             places = self._places(text, self._splitting)
@@ -154,7 +156,7 @@ class PromptEncoder:
         places = []
         for token, (start, end) in spans:
             if token in self._control:
-                shown = text[start:end].strip()  # some take the spaces around them along
+                shown = text[start:end].strip()  # some tokens include adjacent spaces
                 unknown = token == self.tokenizer.unk_token_id and shown != self.tokenizer.unk_token
                 if len(shown) > 1 and not unknown:
                     places.append(text.index(shown, start))
@@ -177,7 +179,7 @@ class PromptEncoder:
 
     @cached_property
     def _splitting(self) -> Any:
-        """The tokenizer, for which ``MARK`` is a token too."""
+        """A copy of the tokenizer, with ``MARK`` as an additional token."""
         splitting = copy.deepcopy(self.tokenizer)
         splitting.add_tokens(
             [AddedToken(MARK, special=True, normalized=False)], special_tokens=True
@@ -197,7 +199,7 @@ class PromptEncoder:
                 **self.template_arguments,
             )
             return text + prefill
-        except Exception as error:  # the template is code of the model's; or there is no default
+        except Exception as error:  # from template code, or without a default template
             roles = ", ".join(message.role for message in prompt)
             raise UserError(
                 f"the chat template of '{self.tokenizer.name_or_path}' refuses messages of the "
@@ -206,7 +208,7 @@ class PromptEncoder:
 
     @cached_property
     def opens_thought(self) -> bool:
-        """Return whether the chat template opens a thought (``<think>``) in each answer."""
+        """Return whether the chat template begins each answer with an open ``<think>`` tag."""
         if not self.chats:
             return False
         try:
@@ -240,7 +242,7 @@ class PromptEncoder:
 
 
 def end_ids(config: Any) -> tuple[int, ...]:
-    """Return the tokens that end a model's texts, by its generation config or its config."""
+    """Return the EOS token ids of a generation config or model config."""
     listed = getattr(config, "eos_token_id", None)
     return tuple(listed) if isinstance(listed, list) else () if listed is None else (listed,)
 

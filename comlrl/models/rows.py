@@ -1,8 +1,8 @@
-"""Completions → packed token rows, with the one mask that says which tokens are actions.
+"""Packing of completions into token rows, with a mask of the tokens that are actions.
 
 The siblings of a node share a row: the prompt once, then each completion as a segment that sees
-the prompt and itself, positions restarted after the prompt. The end-of-sequence token is an
-action, padding never is, and the last token of a completion counts.
+the prompt and itself, with positions that restart after the prompt. The last token of a completion
+is an action, also if it is EOS; padding never is.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from comlrl.types import Row, SamplingSupport, TokenBatch
 
 
 def computed(row: Row) -> int:
-    """Return a row's tokens in the fast decoder.
+    """Return the number of tokens that the fast decoder computes for a row.
 
-    Siblings' common beginnings count once; no completion's last token counts, since nothing is
-    chosen in its state.
+    Common prefixes of siblings count once. The last tokens of completions do not count, because
+    they predict nothing.
     """
     prefixes = sorted({ids[:-1] for ids in row.completions})  # neighbours have most in common
     common = sum(in_common(*pair) for pair in itertools.pairwise(prefixes))
@@ -27,13 +27,13 @@ def computed(row: Row) -> int:
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of equal tokens with which both begin."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def common_beginning(rows: Sequence[Row]) -> int:
-    """Return the number of tokens with which all prompts begin, without any prompt's last one.
+    """Return the length of the prompts' common prefix, which excludes any prompt's last token.
 
     It is 0 for fewer than two rows.
     """
@@ -46,10 +46,10 @@ def common_beginning(rows: Sequence[Row]) -> int:
 def row_groups(
     rows: Sequence[Row], max_tokens: int, shared: bool = False, common: int = 0
 ) -> Iterator[list[Row]]:
-    """Group rows of similar length, at most ``max_tokens`` padded tokens a group.
+    """Yield groups of rows of similar length, with at most ``max_tokens`` padded tokens each.
 
-    A group has at least one row; ``shared``: at most this many computed tokens, of which the
-    ``common`` ones at the beginning of all prompts count once a group.
+    A group has at least one row. ``shared``: limit computed tokens instead, of which the
+    ``common`` ones at the beginning of all prompts count once per group.
     """
     sized = [(computed(row) if shared else row.length, row) for row in rows]
     group: list[Row] = []
@@ -66,14 +66,14 @@ def row_groups(
 
 
 def unpacked(rows: Sequence[Row]) -> list[Row]:
-    """Return one completion per row, for attention without custom masks; same numbers."""
+    """Return rows of one completion each, for attention without custom masks."""
     return [row.part(at, at + 1) for row in rows for at in range(len(row.completions))]
 
 
 def split_rows(rows: Sequence[Row], max_tokens: int, shared: bool = False) -> list[Row]:
     """Split rows above ``max_tokens``, down to one completion per row.
 
-    ``shared``: split those above this many computed tokens.
+    ``shared``: limit computed tokens instead.
     """
     parts = []
     for row in rows:
@@ -160,7 +160,7 @@ def _support(rows: Sequence[Row]) -> SamplingSupport | None:
 
 
 def attention_mask(segment_RL: torch.Tensor) -> torch.Tensor:
-    """Return the attention mask, bool (R, 1, L, L): the prompt and the own segment, up to oneself.
+    """Return the mask, bool (R, 1, L, L): causal attention to the prompt and a token's segment.
 
     A padding position sees the row's first token, so that no row of the mask is empty.
     """

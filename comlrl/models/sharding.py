@@ -1,12 +1,12 @@
-"""Models that do not fit one GPU: the decoder layers of a frozen base, split over the processes.
+"""Models that do not fit on one GPU: decoder layers of a frozen base, sharded over processes.
 
 torch's ``fully_shard`` holds 1/K of each layer's frozen weights in each of K processes and gathers
-a layer only while it computes. Everything else is whole in every process: embeddings and head,
-which are looked at outside the layers, and the adapters, so that gradients, optimizers and
-checkpoints are those of copies (``distributed.strategy: replicate``).
+a layer only while it computes. Everything else is replicated: embeddings and head, which are used
+outside the layers, and the adapters. Gradients, optimizers and checkpoints are therefore those of
+``distributed.strategy: replicate``.
 
-Work is divided, and a gather takes all processes. Where they have unlike numbers of passes, those
-with fewer make passes of weight zero, over one token (``Passes``).
+Gathering a layer needs all processes, but each has different work. Those with fewer passes make
+additional ones of weight zero, over one token (``Passes``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from comlrl.errors import UserError
 from comlrl.models.agent import Agent, lora_layers, modes, through
 from comlrl.processes import distributed
 
-# What may come next, in this order; a collective call is last. A pass without gradients may come
-# between a forward and a backward pass. A process that is about to go back waits for that alone.
+# Kinds of passes, in the order in which they are made; other collective calls (``MEETING``) come
+# last. READ_BETWEEN is a pass without gradients between a forward and its backward pass, and the
+# only kind that a process waits for before a backward pass.
 READ_BETWEEN, BACKWARD, LEARN, READ = range(4)
 MEETING = 1 << 30
 
@@ -57,11 +58,11 @@ def shard(agents: Sequence[Agent]) -> None:
         for layer in layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=adapters)
         for layer, before in zip(layers, [layers[0], *layers], strict=False):
-            # By default what is gathered ahead depends on the passes since the last backward pass.
+            # By default, prefetching depends on the passes since the last backward pass.
             layer.set_modules_to_backward_prefetch([before])
         split = {p for layer in layers for p in layer.parameters()}
         fully_shard(decoder, mesh=mesh, ignored_params={*decoder.parameters()} - split | adapters)
-        model.enable_input_require_grads()  # a backward pass goes through every layer
+        model.enable_input_require_grads()  # so that a backward pass goes through every layer
     Passes(agents)
 
 
@@ -77,20 +78,20 @@ def _layers(decoder: torch.nn.Module) -> list[Any]:
 
 
 class Passes:
-    """The order of passes through split models, which is the same in all processes.
+    """The order of passes through sharded models, which must be the same in all processes.
 
-    Before a pass, and before any other collective call, the processes exchange what each has next.
-    The first of that, in the order above, is made by all: by those that do not have it with one
-    token, without adapters. So numbers of micro-batches need not be equal, and between two
-    collective calls each process may make passes as it likes.
+    Before a pass, and before any other collective call, the processes exchange what each does next.
+    All processes then make the first of these, in the order above; those that did not plan it use
+    one token, without adapters. Numbers of micro-batches may therefore differ, and between two
+    collective calls each process may make any passes.
     """
 
     def __init__(self, agents: Sequence[Agent]) -> None:
-        """Add the hooks to the models. ``agents``: of each model one."""
+        """Register hooks on the models. ``agents``: one per model."""
         self.agents = agents
         self.idle = False  # in a pass of weight zero
         self.outstanding = 0  # forward passes with gradients that await their backward pass
-        # Of each model: the ends of passes of weight zero that await their backward pass.
+        # Per model: input and output of passes of weight zero that await their backward pass.
         self.begun: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in agents]
         for number, agent in enumerate(agents):
             decoder: Any = agent.model.get_decoder()  # type: ignore[operator]
@@ -99,7 +100,7 @@ class Passes:
         distributed.before_meeting[:] = [lambda: self.meet(MEETING)]
 
     def meet(self, mine: int) -> None:
-        """Wait until what this process has next is next everywhere."""
+        """Make passes of weight zero until what this process does next is first in the order."""
         while not self.idle:
             first = min(distributed.exchange(mine))
             if first == mine:

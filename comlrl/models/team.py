@@ -1,7 +1,7 @@
-"""The agents: LoRA adapters on one frozen base held once, or separate models.
+"""A team of agents: LoRA adapters on one shared frozen base, or separate models.
 
-PEFT keeps one active adapter a model, so a whole phase (a generation call, a backward pass) runs
-inside ``Team.acting(agent)`` or ``Team.reference(agent)``; nothing switches sample by sample.
+PEFT has one active adapter per model, so a whole phase (a generation call, a backward pass) runs
+inside ``Team.acting(agent)`` or ``Team.reference(agent)``; adapters are not switched per sample.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class Team:
     ) -> None:
         self.agents = tuple(agents)
         self.shared_base = shared_base  # one model, an adapter for each agent
-        # The reference is not the models as they are named (``init_from``): checkpoints hold it.
+        # Initial weights come from ``init_from``, so checkpoints include the reference.
         self.begun_elsewhere = begun_elsewhere
 
     def __len__(self) -> int:
         return len(self.agents)
 
     def actor(self, index: int) -> Agent:
-        """Return the agent that acts in an agent's place: itself, or the shared policy."""
+        """Return the agent that acts for an index: the agent itself, or the shared policy."""
         return self.agents[0 if len(self.agents) == 1 else index]
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """The indices of the agents that are trained; the others act as they are."""
+        """The indices of the agents that are trained; the others act with fixed weights."""
         return tuple(agent.index for agent in self.agents if agent.trained)
 
     @property
@@ -73,7 +73,7 @@ class Team:
     def split(self) -> None:
         """Split every decoder layer over the processes, in place (``models/sharding.py``).
 
-        A layer is then whole only within its own forward pass, so that the fast way is closed.
+        A layer is then complete only within its passes, so the fast decoder cannot be used.
         """
         from comlrl.models import sharding
 
@@ -85,7 +85,7 @@ class Team:
     def acting(self, index: int) -> Iterator[Agent]:
         """Activate the agent's adapter, for generation and for its update.
 
-        With a router this holds for the calling thread alone.
+        With a router, this affects only the calling thread.
         """
         agent = self.actor(index)
         if agent.router is not None:
@@ -101,8 +101,9 @@ class Team:
     def reference(self, index: int) -> Iterator[Agent]:
         """Activate the reference policy, which is the run's initial policy.
 
-        It is the base with the adapter off, or with the frozen first adapter, or the frozen first
-        copy. An agent that is not trained is its own reference.
+        It is the base with the adapter off, the base with a frozen copy of the initial adapter, or
+        a frozen copy of the whole model. An agent that is not trained is its own reference.
+        Raises RuntimeError if no copy was kept.
         """
         agent = self.agents[index]
         if not agent.trained:
@@ -141,8 +142,11 @@ class Team:
             agent.tokenizer.save_pretrained(target)
 
     def parts(self) -> dict[str, Agent | Reference | Untrained]:
-        """Return a checkpoint's parts of the team: the trained agents by name, separate references,
-        and the digests of agents that ``init_from`` gave and that are not trained."""
+        """Return the team's parts of a checkpoint, by name.
+
+        These are trained agents, separate references, and digests of agents that ``init_from``
+        initialized and that are not trained.
+        """
         parts: dict[str, Agent | Reference | Untrained] = {}
         for agent in self.agents:
             if agent.trained:
@@ -152,8 +156,10 @@ class Team:
         return parts | {f"{REFERENCE}_{agent.index}": Reference(agent) for agent in self._started}
 
     def load_tensors(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
-        """Take the weights of ``parts``, and those of agents that are not trained where there are
-        any. Raises UserError where they do not fit."""
+        """Load the weights of ``parts``, and any weights of agents that are not trained.
+
+        Raises UserError if they do not match.
+        """
         for name, part in self.parts().items():
             if not isinstance(part, Untrained):
                 part.load_tensors(tensors[name])
@@ -162,7 +168,7 @@ class Team:
                 agent.load_tensors(tensors[agent.adapter])
 
     def begin_with(self, tensors: Mapping[str, dict[str, torch.Tensor]]) -> None:
-        """Start from ``agent_N`` → its weights; they are the reference too."""
+        """Load initial weights, by ``agent_N``, which are also the reference."""
         for agent in self.agents:
             if agent.adapter in tensors:  # a checkpoint lacks those that were not trained
                 agent.load_tensors(tensors[agent.adapter])
@@ -171,12 +177,12 @@ class Team:
 
     @property
     def _started(self) -> list[Agent]:
-        """Agents whose reference was given to them."""
+        """Agents with a separate reference that ``init_from`` initialized."""
         held = [a for a in self.agents if a.start is not None or a.start_adapter is not None]
         return held if self.begun_elsewhere else []
 
     def _train_all_adapters(self, peft: PeftModel) -> None:
-        # set_adapter freezes the others; every agent's gradients are wanted in one step.
+        # set_adapter freezes the others, but a step needs the gradients of every agent.
         for agent in self.agents:
             if agent.peft is peft:
                 for parameter in agent.parameters():

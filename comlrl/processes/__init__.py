@@ -1,3 +1,1 @@
-"""Several processes as one: shards, sums, and models split over them. With one process every
-function is the identity.
-"""
+"""Distributed processes: shards, collective calls and statistics; CPU cores and threads."""

@@ -12,8 +12,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Return the cores that this process may run on, at most its container's CPU quota, rounded
-    up."""
+    """Return the number of usable cores, at most the container's CPU quota, rounded up."""
     cores = len(os.sched_getaffinity(0))
     return max(1, math.ceil(min([cores, *_quotas()])))
 
@@ -29,7 +28,7 @@ def _quotas() -> Iterator[float]:
                 period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
             if quota != "max" and int(quota) > 0 and int(period) > 0:
                 yield int(quota) / int(period)
-        except (OSError, ValueError):  # there is none, or none that can be read
+        except (OSError, ValueError):  # no quota, or an unreadable one
             continue
 
 

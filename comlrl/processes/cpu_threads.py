@@ -1,7 +1,7 @@
 """The number of torch threads: one for each core that other programs leave idle.
 
-The threads of an operation wait for each other at its end. Where one of them shares its core with
-another program, every small operation can take a whole time slice: beside one busy loop on two
+The threads of an operation wait for each other at its end. If one of them shares its core with
+another program, every small operation can take a whole time slice. Next to a busy loop on two
 cores, decoding with SmolLM2 took 17 and 25 times as long with two threads, and 1.2 with one.
 """
 
@@ -21,8 +21,8 @@ from comlrl.processes import distributed
 from comlrl.processes.cores import available_cores
 
 STAT = Path("/proc/stat")
-WINDOW = 0.5  # seconds that the load is watched at least: 50 ticks of the kernel's count
-STATE = "cpu_threads"  # of a checkpoint's state: threads, cores, processes
+WINDOW = 0.5  # minimum seconds to measure the load: 50 ticks of the kernel's counters
+STATE = "cpu_threads"  # key in a checkpoint's state: threads, cores, processes
 
 
 class LoadWatch:
@@ -33,11 +33,13 @@ class LoadWatch:
         self._others = _others_seconds()
 
     def set_threads(self, state: Mapping[str, Any] | None = None) -> None:
-        """Choose the number of threads of this process, unless ``OMP_NUM_THREADS`` does, it is one
-        of several, it is bound to some of the cores that torch counts, or it has a GPU.
+        """Choose the number of threads of this process.
 
-        ``state``: of the checkpoint that is continued. Its number is taken where it was made by a
-        single process on as many cores: the order of floating-point sums depends on it.
+        Does nothing if ``OMP_NUM_THREADS`` is set, if there are several processes or a GPU, or if
+        the process is bound to fewer cores than torch has threads.
+
+        ``state``: of the checkpoint that is resumed. Its number is reused if a single process saved
+        it on as many cores, because the order of floating-point sums depends on it.
         """
         alone = distributed.world_size() == 1
         default, cores = torch.get_num_threads(), _cores()
@@ -71,7 +73,7 @@ class LoadWatch:
 
 
 def idle_cores(threads: int, cores: int, busy: float) -> int:
-    """Return the number of ``threads`` with an idle core, at least one."""
+    """Return how many of ``threads`` have an idle core; at least one."""
     return max(1, min(threads, cores - round(busy)))
 
 
@@ -94,7 +96,7 @@ def _others_seconds() -> float | None:
         return (
             busy_seconds(STAT.read_text(encoding="ascii"), os.sched_getaffinity(0)) - own_seconds()
         )
-    except (OSError, ValueError):  # no such file, or of another form
+    except (OSError, ValueError):  # no such file, or another format
         return None
 
 

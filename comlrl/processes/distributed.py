@@ -1,8 +1,8 @@
-"""The seam to several processes; with one process every function is the identity.
+"""Collective calls over torch.distributed; with one process they are the identity.
 
-Each process grows trees for its shard of a step's tasks and adds its gradients; sums are weighted
-by real counts, so that uneven shards are exact. Keyed sampling makes the trees the same however
-the tasks are divided.
+Each process grows trees for its shard of a step's tasks, and gradients are summed over processes.
+Sums are weighted by actual counts, so that uneven shards are exact. With keyed sampling, the trees
+do not depend on how tasks are divided.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from comlrl.errors import PeerFailed, UserError
 T = TypeVar("T")
 K = TypeVar("K")
 
-PATIENCE = timedelta(hours=1)  # rollouts of unequal length; a process that dies is seen at once
-BUCKET = 1 << 26  # elements of a flat gradient: adapters always fit one, whole models take several
+PATIENCE = timedelta(hours=1)  # for rollouts of unequal length; a dead process is noticed at once
+BUCKET = 1 << 26  # elements of a flat gradient: one for adapters, several for whole models
 
 
 before_meeting: list[Callable[[], None]] = []  # called before every collective call
 
 
 class LostPeer(RuntimeError):
-    """A collective call has failed, as another process has ended."""
+    """A collective call failed because another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def is_main() -> bool:
 
 
 def start() -> None:
-    """Join the process group that torchrun announces; alone, nothing happens."""
+    """Join the process group of torchrun, if there is more than one process."""
     if world_size() == 1 or torch.distributed.is_initialized():
         return
     backend = "gloo"
@@ -68,7 +68,7 @@ def start() -> None:
 
 
 def check_gpus() -> None:
-    """Raise UserError if this machine has GPUs, but fewer than processes."""
+    """Raise UserError if this machine has GPUs, but fewer of them than processes."""
     gpus = torch.cuda.device_count()
     if 0 < gpus < local_world_size():
         raise UserError(
@@ -94,11 +94,11 @@ def all_gather(value: T) -> list[T]:
 
 
 def give_up(code: int, saves: bool = False) -> bool:
-    """Tell the others, which wait in ``all_gather``, that this process ends with an error.
+    """Tell the other processes, which wait in ``all_gather``, that this one ends with an error.
 
-    ``saves``: as for PeerFailed.
-    Returns whether this one is to print it: the first of those that gave up. Not for an error in
-    the middle of an update, where the others wait for gradients: there a process just dies.
+    ``saves``: as for PeerFailed. Returns whether this process should print the error: the lowest
+    rank that gave up should. Not for errors in the middle of an update, where the others wait for
+    gradients; let the process die there.
     """
     if world_size() == 1:
         return True
@@ -109,15 +109,15 @@ def give_up(code: int, saves: bool = False) -> bool:
 def lost_peer(error: Exception) -> bool:
     """Return whether a collective call has failed because another process has ended.
 
-    Those of a sharded model are torch's own, of which gloo's, on CPUs, raise a plain RuntimeError
-    and are not recognized.
+    With sharded models, torch itself makes collective calls; with gloo, on CPUs, they raise a plain
+    RuntimeError, which is not recognized.
     """
     return world_size() > 1 and isinstance(error, LostPeer | torch.distributed.DistError)
 
 
 @contextlib.contextmanager
 def _collective() -> Iterator[None]:
-    """Raise LostPeer for the RuntimeError with which gloo says that a process has ended."""
+    """Raise LostPeer for the RuntimeError by which gloo reports that a process has ended."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -150,26 +150,25 @@ def from_main(make: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Deal:
-    """A division of a list over the processes: each has a shard of it, in the list's order."""
+    """An assignment of a list's items to processes; shards keep the list's order."""
 
-    ranks: tuple[int, ...] = ()  # of each item: the process that has it
+    ranks: tuple[int, ...] = ()  # the process of each item
 
     def shard(self, items: Sequence[T]) -> list[T]:
-        """Return this process's part."""
+        """Return this process's items."""
         return [item for item, r in zip(items, self.ranks, strict=True) if r == rank()]
 
     def gather(self, items: Sequence[T]) -> list[T]:
-        """Gather all processes' shards, in the order that ``shard`` took them from."""
+        """Gather all processes' shards, in the order of the whole list."""
         parts = all_gather(list(items))
         assert sum(map(len, parts)) == len(self.ranks), "shards of another deal"
         rest = [iter(part) for part in parts]
         return [next(rest[r]) for r in self.ranks]
 
     def positions(self, counts: Sequence[int]) -> tuple[list[int], int]:
-        """Return the positions that this process's items would have in a single process.
+        """Return the global positions of this process's items, and the number of all items.
 
-        ``counts``: the number of items of each element of this process's shard. Returns the
-        position of each of its items, and the number of items over all processes. Batches that are
+        ``counts``: the number of items of each element of this process's shard. Batches that are
         chosen by position are then the same for any number of processes.
         """
         *starts, total = itertools.accumulate(self.gather(counts), initial=0)
@@ -178,7 +177,7 @@ class Deal:
 
 
 def deal(items: Sequence[T], cost: Callable[[T], int] | None = None) -> Deal:
-    """Divide items by their costs, which all processes compute alike; None: all cost 1."""
+    """Divide items by cost, which must be the same on all processes; None: all cost 1."""
     if cost is None or world_size() == 1:
         return Deal(balanced([1] * len(items), world_size()))
     return Deal(balanced([cost(item) for item in items], world_size()))
@@ -190,12 +189,12 @@ def shard(items: Sequence[T]) -> list[T]:
 
 
 def total(value: float) -> float:
-    """Sum over the processes' shards."""
+    """Sum a value over the processes."""
     return sum(all_gather(value))
 
 
 def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
-    """Sum values over the processes' shards, in one exchange."""
+    """Sum values by key over the processes, in one exchange."""
     parts = all_gather(dict(values))
     return {name: sum(part[name] for part in parts) for name in values}
 
@@ -203,7 +202,7 @@ def all_reduce_counts(values: Mapping[K, float]) -> dict[K, float]:
 def add_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Sum gradients over the processes, in one flat call (whole models: a few).
 
-    A parameter that has a gradient nowhere keeps none, as with one process: optimizers skip it.
+    A parameter without a gradient on any process keeps None, so that optimizers skip it.
     """
     if world_size() > 1:
         for bucket in _buckets(parameters):
@@ -223,7 +222,7 @@ def _buckets(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Par
 
 
 def _add(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add, in one all-reduce, the gradients, and how many processes have one per parameter."""
+    """Sum, in one all-reduce, the gradients and the number of processes that have each one."""
     device = parameters[0].device
     double = any(p.dtype == torch.float64 for p in parameters)
     dtype = torch.float64 if double else torch.float32
@@ -262,10 +261,10 @@ def in_sync(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def balanced(costs: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return for each item one of ``size`` processes, whose sums of costs are near each other.
+    """Assign each item to one of ``size`` processes, so that their total costs are similar.
 
-    The greatest cost goes first, each to the process that has the least. Where dealing in turn
-    leaves no process with more, items are dealt in turn.
+    In order of decreasing cost, items go to the process with the least so far. Round-robin is used
+    instead if its greatest total is not higher.
     """
     ranks, loads = [0] * len(costs), [0] * size
     for item in sorted(range(len(costs)), key=lambda i: -costs[i]):

@@ -1,4 +1,4 @@
-"""Sums, means and deviations of values that lie on several processes."""
+"""Sums, means and deviations of values on several processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def standardized(values: torch.Tensor) -> torch.Tensor:
 
 
 def moments(values: torch.Tensor) -> tuple[int, float, float]:
-    """Count, mean and standard deviation over all processes' values."""
+    """Return count, mean and standard deviation of all processes' values; NaN if none."""
     sums = distributed.all_reduce_counts(
         {"count": len(values), "sum": float(values.double().sum())}
     )
@@ -50,7 +50,7 @@ class Sums:
     """Named sums and maxima for the log, over micro-batches, updates, agents and processes.
 
     Sums of tensors stay on their device, in float64, until ``totals`` or ``maxima`` is read, so
-    that nothing waits for a GPU before.
+    that nothing waits for a GPU until then.
     """
 
     def __init__(self, **values: float | torch.Tensor) -> None:
@@ -60,7 +60,7 @@ class Sums:
 
     @property
     def totals(self) -> dict[str, float]:
-        """The sums by their names, 0 for others."""
+        """The sums by name; 0 for other names."""
         return _read(self._totals)
 
     @property
@@ -78,7 +78,7 @@ class Sums:
             self._totals[name] = before + value
 
     def reach(self, **values: float | torch.Tensor) -> None:
-        """Keep the greatest; a tensor has one element."""
+        """Update maxima; tensors must have one element."""
         for name, value in values.items():
             before = self._maxima.get(name, value)
             if isinstance(value, torch.Tensor) or isinstance(before, torch.Tensor):
@@ -93,7 +93,7 @@ class Sums:
         self.reach(**other._maxima)
 
     def all_reduced(self) -> Sums:
-        """Return the sums of all processes' shards. A collective call."""
+        """Return the sums and maxima over all processes. A collective call."""
         reduced = Sums()
         for totals, maxima in distributed.all_gather((dict(self.totals), self.maxima)):
             reduced.add(**totals)
@@ -101,7 +101,7 @@ class Sums:
         return reduced
 
     def means(self, per: str) -> dict[str, float]:
-        """Divide every sum of all processes by that of ``per``, add maxima. A collective call."""
+        """Return all processes' sums divided by that of ``per``, and maxima. A collective call."""
         reduced = self.all_reduced()
         count = max(1.0, reduced.totals[per])
         return {
@@ -110,7 +110,7 @@ class Sums:
 
 
 def _read(values: dict[str, Any]) -> dict[str, float]:
-    """Replace tensors by numbers, all in one copy."""
+    """Replace tensors by numbers in place, with one copy to the host."""
     tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
     if tensors:
         device = next(iter(tensors.values())).device

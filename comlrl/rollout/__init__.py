@@ -1,1 +1,1 @@
-"""Tasks → scored trees, and the samplers that turn prompts into completions."""
+"""Rollouts: tasks → scored trees, and the samplers that turn prompts into completions."""

@@ -1,6 +1,6 @@
 """Chat completions of an OpenAI-compatible service, with limits on time, size and attempts.
 
-What it answers is untrusted text, for its users to clean and to cut.
+Answers are untrusted text, which the caller must clean and truncate.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import httpx
 from comlrl.quoting import one_line, without_surrogates
 
 MAX_BODY = 1 << 20  # bytes of an answer that are read
-RETRIED = frozenset({408, 409, 425, 429})  # statuses of errors that may pass, beside every ≥ 500
+RETRIED = frozenset({408, 409, 425, 429})  # statuses of temporary errors, besides all ≥ 500
 LONGEST_WAIT = 60.0  # seconds before an attempt, whatever the service asks for
-MAX_TOKENS = 1 << 31  # that a usage may count; what is beyond is no count
+MAX_TOKENS = 1 << 31  # greatest count that is accepted in ``usage``
 
 
 class Answer(NamedTuple):
-    """A completion, and how many tokens the service counts; None where it counts none."""
+    """A completion, and the service's token counts; None if it reports none."""
 
     text: str
     finished: bool  # False: cut at the limit
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class ApiFailure(Exception):
-    """No completion; ``setup``: the service refuses the key, the model or the address."""
+    """A failed request. ``setup``: the service refuses the key, the model or the address."""
 
     def __init__(self, reason: str, setup: bool = False) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class ApiFailure(Exception):
 
 
 class _TryAgain(Exception):
-    """A failure that may pass, and the seconds that the service asks for."""
+    """A temporary failure. ``wait``: seconds that the service asks to wait."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class _TryAgain(Exception):
 
 
 class ApiClient:
-    """A service; its coroutines run in one event loop."""
+    """A client of one service; its coroutines run in one event loop."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ApiClient:
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=min(timeout, 10.0)),
                 limits=httpx.Limits(max_connections=None),
-                follow_redirects=False,  # the key would go with it
+                follow_redirects=False,  # a redirect would receive the key
             )
         except httpx.InvalidURL as error:
             raise ValueError(str(error)) from error
@@ -80,7 +80,7 @@ class ApiClient:
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any]
     ) -> Answer:
-        """Return one completion. Raises ApiFailure where there is none after the retries."""
+        """Return one completion. Raises ApiFailure if the service refuses or all retries fail."""
         body = {"messages": messages, **parameters}
         for attempt in range(self.retries + 1):
             try:
@@ -108,7 +108,7 @@ class ApiClient:
         return _answer(bytes(content))
 
     def _refused(self, response: httpx.Response, content: bytes) -> None:
-        """Raise the failure that an error's status stands for."""
+        """Raise the failure for an error status."""
         status = response.status_code
         reason = self._shown(f"HTTP {status}: {content[:2000].decode(errors='replace')}")
         if status in RETRIED or status >= 500:
@@ -117,7 +117,7 @@ class ApiClient:
         raise ApiFailure(reason, setup=status < 400 or status in (401, 403, 404))
 
     def _shown(self, text: str) -> str:
-        """Return a service's text as a part of one line, without the key."""
+        """Return a service's text in one line, without the key."""
         return one_line(text.replace(self._key, "…") if self._key else text)
 
 

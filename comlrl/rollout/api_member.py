@@ -1,4 +1,4 @@
-"""An agent that an OpenAI-compatible service plays: it acts, and is never trained."""
+"""An agent that an OpenAI-compatible service plays; it is never trained."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ COUNTED = ("calls", "cached", "failed", "prompt_tokens", "completion_tokens")
 
 
 class ApiError(ServerError):
-    """The service plays its agent no more; the run ends with a checkpoint."""
+    """The service no longer plays its agent; the run ends with a checkpoint."""
 
 
 class ApiMember:
-    """Asks the service for the completions of one agent.
+    """Sampler of one agent's completions from a service.
 
-    A service reads messages, not tokens: the ids of a prompt are the bytes of its messages as JSON,
-    and a completion has no ids. Its tokens are in ``metrics``, as the service counts them.
+    A service receives messages, not tokens: a prompt's ids are the bytes of its messages as JSON,
+    and completions have no ids. ``metrics`` reports the service's token counts.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ApiMember:
     ) -> None:
         """Initialize the member.
 
-        ``cache``: a file of answers, which a resumed run reads, as it reads those of other
-        processes beside it; one process writes it. Raises UserError for a missing key and a
-        malformed address.
+        ``cache``: a file of answers, which only this process writes. A resumed run reads it and the
+        other processes' files in its folder. Raises UserError for a missing key and a malformed
+        address.
         """
         self.setting = f"agents.{role}.api"
         self.model, self.on_error = settings.model, settings.on_error
@@ -69,27 +69,26 @@ class ApiMember:
             )
         except ValueError as error:
             raise UserError(f"{self.setting}.base_url: {one_line(str(error))}") from error
-        newest = host == "api.openai.com"  # whose models refuse max_tokens
+        newest = host == "api.openai.com"  # whose newest models refuse max_tokens
         self._limit = "max_completion_tokens" if newest else "max_tokens"
         self._cache = AnswerCache(cache)
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._counts: Counter[str] = Counter()  # since ``metrics``
 
     def encode(self, prompt: Sequence[Message]) -> tuple[int, ...]:
-        """Return a prompt's messages as bytes."""
+        """Return a prompt's messages as the bytes of JSON."""
         return tuple(json.dumps([(m.role, m.content) for m in prompt]).encode())
 
     def begin(
         self, requests: Sequence[Request], sampling: Sampling
     ) -> Future[list[tuple[Completion, ...]]]:
-        """Start to ask for each request's completions, one for each key. The future raises
-        ApiError."""
+        """Start sampling one completion per key of each request. The future may raise ApiError."""
         jobs = [self._sample(request, sampling) for request in requests]
         return background.submit(background.gather(jobs))
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts since the last call: ``calls`` of the service, answers that were
-        ``cached`` and ``failed``, and its ``prompt_tokens`` and ``completion_tokens``."""
+        """Return counts since the last call: ``calls`` to the service, ``cached`` and ``failed``
+        answers, ``prompt_tokens`` and ``completion_tokens``."""
         counts, self._counts = self._counts, Counter()
         return {name: float(counts[name]) for name in COUNTED}
 
@@ -140,8 +139,10 @@ def _completion(answer: Answer) -> Completion:
 
 
 def _host(setting: str, base_url: str) -> str | None:
-    """Return an address's host. Raise UserError for another address than of a server, and for one
-    with a password, which the run would write down."""
+    """Return the host of a server's address.
+
+    Raises UserError for any other address, and for one with a password, which the run would store.
+    """
     try:
         parts = urlsplit(base_url)
         if parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc:
@@ -156,7 +157,7 @@ def _host(setting: str, base_url: str) -> str | None:
 
 
 class MixedSampler:
-    """A Sampler of a team some of whose agents are played by services."""
+    """A Sampler of a team in which services play some agents."""
 
     def __init__(self, inner: Sampler, members: Mapping[int, ApiMember]) -> None:
         """Initialize the sampler. ``inner``: samples for the agents without a service."""
@@ -167,7 +168,7 @@ class MixedSampler:
         return self.inner.encode(agent, prompt) if member is None else member.encode(prompt)
 
     def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        """Return whether a prompt fits; how much a service reads is for it to say."""
+        """Return whether a prompt fits; services enforce their token limits themselves."""
         if agent in self.members:
             return len(prompt_ids) <= MAX_PROMPT
         return self.inner.fits(agent, prompt_ids, sampling)
@@ -178,7 +179,7 @@ class MixedSampler:
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Sample while the services answer. Raises ApiError."""
+        """Sample the other agents while services answer. Raises ApiError if a service fails."""
         begun = {
             agent: member.begin(requests_N[agent], sampling.for_agent(agent))
             for agent, member in self.members.items()
@@ -194,12 +195,16 @@ class MixedSampler:
 
 
 class AnswerCache:
-    """The newest answers by the digests of their requests, in memory and in a file of JSON lines,
-    which holds at most twice as many."""
+    """The newest answers by request digest, in memory and in a JSON Lines file.
+
+    The file holds at most twice as many answers as memory.
+    """
 
     def __init__(self, path: Path | None, limit: int = MAX_CACHED) -> None:
-        """Open the cache, with what the files beside ``path`` hold; without one it is in memory
-        only. Torn lines are skipped."""
+        """Load all files in the folder of ``path``; None: keep answers in memory only.
+
+        Incomplete lines are skipped.
+        """
         self._path, self._limit = path, limit
         self._answers: dict[str, Answer] = {}
         self._lines = 0
@@ -210,11 +215,11 @@ class AnswerCache:
                     self._put(*_read_line(line))
 
     def get(self, digest: str) -> Answer | None:
-        """Return the answer to a request that was answered before."""
+        """Return the stored answer to a request, or None."""
         return self._answers.get(digest)
 
     def add(self, digest: str, answer: Answer) -> None:
-        """Keep an answer. Raises OSError where it cannot be written."""
+        """Store an answer. Raises OSError if it cannot be written."""
         self._put(digest, answer)
         if self._path is None:
             return

@@ -1,4 +1,4 @@
-"""An event loop for the clients of servers, in a daemon thread: a run that ends waits for none."""
+"""An event loop for clients of servers, in a daemon thread, so that it never delays a run's end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def submit(job: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 async def gather(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of jobs that run together. Raises the error of the first that has one,
-    after all have ended."""
+    """Run jobs concurrently and return their results.
+
+    Raises the error of the first failed job in the list, after all have ended.
+    """
     results = await asyncio.gather(*jobs, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -36,5 +38,5 @@ async def gather(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def run(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Wait for jobs that run together, from another thread. Raises as ``gather`` does."""
+    """Run jobs concurrently from another thread, and wait. Raises as ``gather`` does."""
     return submit(gather(jobs)).result()

@@ -1,5 +1,5 @@
-"""Checks the results of a user's domain, reward and external mode before anything learns from
-them, and reports their exceptions in one line."""
+"""Checks of a user's domain, reward and external mode: results are validated before training uses
+them, and exceptions are reported in one line."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from comlrl.config.plugins.targets import Target, TargetError
 from comlrl.quoting import without_surrogates
 from comlrl.types import Attempt, Domain, JointAction, Reward, Score, Task, Transition
 
-REFUSING = ("task", "roles", "check_arguments")  # methods whose ValueError is a refusal
+REFUSING = ("task", "roles", "check_arguments")  # methods that reject arguments by ValueError
 METHODS = [name for name in vars(Domain) if name[0] != "_" and callable(getattr(Domain, name))]
-LARGEST = 1e15  # of a reward, in size
-TOLERANCE = 1e-6  # of the sum of a score's parts, relative
+LARGEST = 1e15  # absolute value of a reward
+TOLERANCE = 1e-6  # relative, for the sum of a score's parts
 
 
 class CheckedReward(Reward):
-    """A user's reward, which may give plain numbers, and need not have ``close`` or
-    ``for_evaluation``.
+    """A user's reward, which may return plain numbers and omit ``close`` and ``for_evaluation``.
 
     Raises TargetError if it raises, or returns anything but scores.
     """
 
     def __init__(self, reward: Any, target: Target, by_agent: bool = False) -> None:
-        """Initialize. ``by_agent``: whether the class promises a reward for each agent."""
+        """Initialize. ``by_agent``: whether the class declares a reward for each agent."""
         self.reward, self.target, self.by_agent = reward, target, by_agent
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
-        if not actions:  # a process without a share; the user's code need not know of that
+        if not actions:  # an empty shard, which the user's code need not handle
             return []
         with self.target.calling():
             returned = self.reward.score(actions)
@@ -90,7 +89,7 @@ class CheckedTransition:
 
 
 class CheckedDomain:
-    """A user's domain. Raises TargetError where it raises, or lacks a field's value."""
+    """A user's domain. Raises TargetError if it raises, or if a field has no value."""
 
     def __init__(self, domain: Domain, target: Target) -> None:
         self._domain, self._target = domain, target
@@ -133,9 +132,9 @@ class CheckedDomain:
 
 
 def checked_score(returned: Any, agents: int, where: str) -> Score:
-    """Return a user's score of ``agents`` agents, or plain number, as a Score.
+    """Check a user's score for ``agents`` agents, a Score or a plain number; return it as a Score.
 
-    Raises TargetError, which begins with ``where``, for anything else.
+    Raises TargetError, whose message begins with ``where``, if it is invalid.
     """
     score = returned if isinstance(returned, Score) else Score(_number(returned))
     if not all(map(_fits, map(_number, (score.task_value, *score.parts.values())))):
@@ -160,7 +159,7 @@ def checked_score(returned: Any, agents: int, where: str) -> Score:
 
 
 def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None:
-    """Return each agent's reward, checked."""
+    """Check and return each agent's reward; None if the score has none."""
     if score.by_agent is None:
         return None
     returned = score.by_agent
@@ -186,7 +185,7 @@ def _fits(number: float) -> bool:
 
 
 def _number(value: Any) -> float:
-    """Return a number, or an array's only one; NaN for anything else."""
+    """Convert a number or one-element array to float; return NaN for anything else."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return math.nan
     try:

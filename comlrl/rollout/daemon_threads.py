@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def start(job: Callable[[], T]) -> Future[T]:
-    """Start a job in its own thread; returns its future result."""
+    """Start a job in a new thread, and return its future."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # a caller that gives it up can still wait for its end
 

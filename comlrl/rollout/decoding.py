@@ -1,7 +1,7 @@
-"""One forward pass of a decoding batch: through transformers' modules, or the fast decoder.
+"""Forward passes of a decoding batch, by transformers' modules or the fast decoder.
 
-Both hold prompts once for all rows that continue them (``models/fast/prefix_cache.py``), and send
-each agent's rows through its own adapter.
+Both store a prompt once for all rows that continue it (``models/fast/prefix_cache.py``), and route
+each agent's rows through its adapter.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from comlrl.models.fast.packed_attention import Packed, rounded
 from comlrl.models.rows import pack
 from comlrl.types import Row
 
-ROWS_STEP = 16  # rows are a multiple of it: a new shape may cost more than some rows do
+ROWS_STEP = 16  # rows are padded to a multiple of it: a new shape may cost more than extra rows
 
 
 class ByModules:
-    """Through transformers' modules, whose attention ``prefix_cache.used_by`` has swapped.
+    """Decoding by transformers' modules, whose attention ``prefix_cache.used_by`` has replaced.
 
-    Rows of one agent stand side by side, those of a prompt too, as in ``ByFastDecoder``.
+    Rows of one agent are adjacent, as are those of a prompt; likewise in ``ByFastDecoder``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ByModules:
 
 
 class ByFastDecoder:
-    """Through ``FastDecoder``: prompts without padding, few operations a step."""
+    """Decoding by ``FastDecoder``: prompts without padding, few operations per step."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class ByFastDecoder:
 
 
 def rows_filled(index: Tensor) -> Tensor:
-    """Pad to a number of rows that steps have, by repeating the last."""
+    """Pad to a multiple of ``ROWS_STEP`` by repeating the last element."""
     return filled(index, rounded(len(index), ROWS_STEP))
 
 
 def filled(index: Tensor, count: int) -> Tensor:
-    """Pad to ``count`` by repeating the last."""
+    """Pad to ``count`` by repeating the last element."""
     return torch.cat([index, index[-1:].expand(count - len(index))])
 
 

@@ -1,4 +1,4 @@
-"""Hidden states → tokens, by the rows' own uniforms."""
+"""Sampling of tokens from hidden states, with uniform random numbers for each row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (hidden, latents)
 
 
 def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor | None:
-    """Return the mask of tokens that may complete a stop, (ways of sampling, V), or None."""
+    """Return the mask of tokens that may complete a stop, (sampling settings, V), or None."""
     if not any(stops):
         return None
     table = torch.zeros(len(stops), agent.vocabulary, dtype=torch.bool)
@@ -28,7 +28,7 @@ def _completing(agent: Agent, stops: Sequence[StopTexts | None]) -> torch.Tensor
 
 
 class Draw:
-    """Hidden states → tokens, by the rows' own uniforms."""
+    """Sampler of a batch's tokens from hidden states, with uniform random numbers for each row."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Draw:
     ) -> None:
         self.agent, self.head = agent, head
         self.on_written, self.written = on_written, 0.0  # completions
-        self.ways = list(dict.fromkeys(sampling_of_request))  # of agents in one batch
+        self.ways = list(dict.fromkeys(sampling_of_request))  # distinct settings of agents
         self.steps = max(way.max_new_tokens for way in self.ways)
         number = [self.ways.index(way) for way in sampling_of_request]
         self.way = torch.tensor(number, device=agent.device)[request_of_row]  # of each row
@@ -77,12 +77,12 @@ class Draw:
         return self.tokens(hidden, rows, step)
 
     def note_written(self, rows: int) -> None:
-        """Count a token of each of so many rows."""
+        """Report a new token in each of this many rows."""
         self.written += (more := rows / self.steps)
         self.on_written(more)
 
     def tokens(self, hidden: torch.Tensor, rows: torch.Tensor, step: int) -> torch.Tensor:
-        """Sample tokens as a call does, without counting and ``head``."""
+        """Sample tokens as a call does, but without ``head`` and without reporting them."""
         logits = self.agent.logits(hidden).float()
         if len(self.ways) == 1:
             return self.drawn(logits, rows, step, self.ways[0])
@@ -132,11 +132,11 @@ class Draw:
 def inverse_cdf(
     weight_RK: torch.Tensor, uniform_R1: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw places, (R, 1), by inverse CDF of weights, with their shares, (R,)."""
+    """Sample indices, (R, 1), by inverse CDF of weights; also return their probabilities, (R,)."""
     cdf_RK = weight_RK.cumsum(-1)
     total_R1 = cdf_RK[:, -1:].contiguous()
     place_R1 = torch.searchsorted(cdf_RK, uniform_R1 * total_R1, right=True)
-    # Rounding may leave the threshold at the very end: take the first place that has it all.
+    # Rounding may put the threshold at the very end: take the first index that reaches the total.
     place_R1 = torch.minimum(place_R1, torch.searchsorted(cdf_RK, total_R1))
-    place_R1 = place_R1.clamp(max=weight_RK.shape[-1] - 1)  # NaN has no place
+    place_R1 = place_R1.clamp(max=weight_RK.shape[-1] - 1)  # NaN has no index
     return place_R1, (weight_RK.gather(-1, place_R1) / total_R1)[:, 0]

@@ -1,12 +1,12 @@
-"""Many (prompt, keys) requests of one agent → completions, in as few model calls as possible.
+"""Sampling of many (prompt, keys) requests in as few model calls as possible.
 
-A prompt is prefilled once and its key/value cache is shared by all rows that begin with it; rows
-whose tokens are the same so far are computed once, and those that have finished leave the batch
+A prompt is prefilled once, and all rows that begin with it share its key/value cache. Rows with the
+same tokens so far are computed once, and finished rows leave the batch
 (``models/fast/prefix_cache.py``).
 
-Sampling is keyed: a completion's randomness is a stream of uniforms drawn from a counter-based
-generator whose key is a hash of what identifies the completion, turned into tokens by inverse
-CDF. What is sampled does not depend on how requests are batched or on what ran before.
+Sampling is keyed: each completion draws uniforms from a counter-based generator, whose key is a
+hash of the completion's identity, and turns them into tokens by inverse CDF. Completions therefore
+do not depend on how requests are batched or on what ran before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from comlrl.types import Completion, Request, Sampling, SamplingSupport
 
 
 class Generator(TeamReader):
-    """Samples for a team. ``head`` (SHPPO) changes hidden states before the language-model head."""
+    """Sampler of a team. ``head`` (SHPPO) changes hidden states before the language-model head."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Generator(TeamReader):
             )
         self.calls = 0  # generation calls so far, one for each chunk of requests
         self.tokens = 0  # sampled so far
-        # Called as completions grow, with how many more are written, a part of one at each token.
+        # Called with the progress in completions, of which each token is a fraction.
         self.on_written: Callable[[float], None] = lambda completions: None
 
     def sample(
@@ -92,7 +92,7 @@ class Generator(TeamReader):
         without_gradients = torch.no_grad if self.static is not None else torch.inference_mode
         with prefix_cache.used_by(model) as shared, without_gradients(), _any_kernels():
             for chunk in chunks:
-                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows stand together
+                chunk.sort(key=lambda i: flat[i][0])  # each agent's rows are adjacent
                 completions = self._complete([flat[i] for i in chunk], sampling, shared)
                 results.update(zip(chunk, completions, strict=True))
         self.tokens += sum(len(c.token_ids) for group in results.values() for c in group)
@@ -138,14 +138,14 @@ class Generator(TeamReader):
                 tokens = _decode_plain(agent, prompts, prompt_of_row, draw)
         if draw.broken:
             raise NonFiniteError("sampling met logits that are NaN or infinite", agent=agent.index)
-        self.on_written(len(prompt_of_row) - draw.written)  # what ended early
+        self.on_written(len(prompt_of_row) - draw.written)  # for rows that ended early
         rows = iter(_to_completions(agent, tokens, draw))
         return [tuple(next(rows) for _ in request.keys_G) for request in requests]
 
     def _chunks(
         self, owned: Sequence[tuple[int, Request]], sampling: Sampling
     ) -> Iterator[list[int]]:
-        """Yield indices of requests of similar length, those of one prompt side by side.
+        """Yield indices of requests of similar length, with those of one prompt adjacent.
 
         Each chunk has at most ``max_batch_tokens`` cache slots.
         """
@@ -172,7 +172,7 @@ class Generator(TeamReader):
 def _any_kernels() -> Iterator[None]:
     """Turn torch's deterministic mode off.
 
-    No index is written twice while sampling, so that it would only make writes sort their indices.
+    Sampling writes no index twice, so the mode would only add sorting of indices.
     """
     strict = torch.are_deterministic_algorithms_enabled()
     warning = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -184,7 +184,7 @@ def _any_kernels() -> Iterator[None]:
 
 
 def _prompts(owned: Sequence[tuple[int, Request]]) -> dict[tuple[int, tuple[int, ...]], int]:
-    """Return (agent, its prompt) → its number, for the distinct prompts of these requests."""
+    """Return (agent, prompt) → number, for the distinct prompts of these requests."""
     distinct = dict.fromkeys((owner, request.prompt_ids) for owner, request in owned)
     return {prompt: number for number, prompt in enumerate(distinct)}
 
@@ -197,8 +197,8 @@ def _decode_shared(
 ) -> torch.Tensor:
     """Return sampled tokens (rows, max_new_tokens), −1 after a row's end; the fast path.
 
-    Rows of a prompt with the same tokens so far are one branch, which is computed once. Branches
-    that split, or that end, cost a copy of the cache, so that ended ones stay while they are few.
+    Rows of a prompt with the same tokens so far are one branch, which is computed once. Splitting
+    or removing branches copies the cache, so ended branches stay while they are few.
     """
     device = prompt_of_row.device
     hidden_BD, branch_R = by.prefill(prompts), prompt_of_row

@@ -1,8 +1,8 @@
-"""Growth of the trees of a batch's tasks, level by level.
+"""Rollout of a batch of tasks as trees, which grow level by level.
 
-A level is a stage of a turn: all agents at once, or one after the other in sequential turns. It
-costs one ``sample`` call (one generation call for each agent that acts), and the last of a turn one
-``score`` call, whatever the number of tasks and nodes.
+A level is a stage of a turn: all agents, or one agent in sequential turns. It needs one ``sample``
+call (one generation call for each acting agent), and the last level of a turn one ``score`` call,
+for any number of tasks and nodes.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from comlrl.types import (
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A node whose prompts are known and whose completions are not."""
+    """A node that has prompts, but no completions yet."""
 
     state: State
     acting: range  # the agents of this stage
-    readings: tuple[Reading, ...]  # theirs
+    readings: tuple[Reading, ...]  # their prompts
 
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """A joint action that may lead further."""
+    """A joint action that may be continued."""
 
     pending: _Pending
     node: Node
-    index: int  # the node's in its tree
+    index: int  # of the node in its tree
     k: int
 
     @property
     def written(self) -> tuple[Completion, ...]:
-        """In this turn so far, in the order of the agents."""
+        """The completions of this turn so far, in the order of the agents."""
         return _written(self.pending, self.node.agents_N, self.node.joint_actions_K[self.k])
 
 
 @dataclass(slots=True)
 class _Chain:
-    """A greedy rollout from a node's state on."""
+    """A greedy rollout from the state of a node."""
 
     returns_N: list[float]  # each agent's discounted processed reward
     scored: int = 0  # joint actions
@@ -73,7 +73,7 @@ class _Chain:
 
 
 class Rollout:
-    """Tasks → scored trees. Holds no state between calls."""
+    """Rollout of tasks as scored trees, without state between calls."""
 
     def __init__(
         self,
@@ -105,7 +105,11 @@ class Rollout:
         key: tuple,
         greedy_discount: float | None = None,
     ) -> list[Tree]:
-        """Grow one tree per task. ``key`` (phase, training step) is part of every sample's key."""
+        """Grow one tree per task.
+
+        ``key``: phase and training step, a part of every sample's key. ``greedy_discount``: also
+        roll out greedily from every node, with this discount; None: do not.
+        """
         grown = self._grow(tasks, shape, sampling, [key] * len(tasks))
         trees = [tree for tree, _ in grown]
         if greedy_discount is None:
@@ -122,7 +126,7 @@ class Rollout:
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
     ) -> list[Tree]:
-        """Grow trees as ``grow`` does, with a key for each, so that a task may have several."""
+        """Grow trees as ``grow`` does, with a key for each, so that a task may occur repeatedly."""
         return [tree for tree, _ in self._grow(tasks, shape, sampling, keys)]
 
     def by(self, sampler: Sampler, transition: Transition | None = None) -> Rollout:
@@ -183,7 +187,7 @@ class Rollout:
         return _Pending(state, acting, readings)
 
     def _expand(self, frontier: Sequence[_Pending], shape: Shape, sampling: Sampling) -> list[Node]:
-        """Sample and score every pending node, which are all of one turn and stage."""
+        """Sample and score pending nodes, all of the same turn and stage."""
         acting = frontier[0].acting
         count = shape.generations(acting.start, frontier[0].state.turn)
         requests_N = [
@@ -249,7 +253,7 @@ class Rollout:
         )
 
     def _own_rewards(self, scores: Sequence[Score], agents: int) -> tuple[tuple[float, ...], ...]:
-        """Return each agent's processed rewards of joint actions; empty if all share theirs."""
+        """Return each agent's processed rewards of joint actions; empty if all share one reward."""
         if not self.returns_by_agent or all(score.by_agent is None for score in scores):
             return ()
         return tuple(
@@ -264,7 +268,7 @@ class Rollout:
         shape: Shape,
         sampling: Sampling,
     ) -> list[_Pending]:
-        """Return the next level: the turn's next stage, or what follows the turn."""
+        """Return the next level: the turn's next stage, or the next turn."""
         actions = [
             _Action(pending, node, index, k)
             for pending, node, index in zip(frontier, level, indices, strict=True)
@@ -278,7 +282,7 @@ class Rollout:
 
     def _next_turn(self, actions: Sequence[_Action], shape: Shape) -> list[State]:
         """Return the states after every joint action that is continued, with feedback on each."""
-        turns: dict[tuple, list[_Action]] = {}  # by where they began
+        turns: dict[tuple, list[_Action]] = {}  # by the states in which they began
         for action in actions:
             if action.node.turn < shape.num_turns and not action.node.terminated:
                 state = action.pending.state
@@ -319,9 +323,9 @@ class Rollout:
         sampling: Sampling,
         discount: float,
     ) -> list[_Chain]:
-        """Return each agent's discounted reward of greedy chains, and all their nodes.
+        """Roll out greedily from each start, with one joint action per turn.
 
-        Rewards are processed, from one greedy joint action per turn, starting at each state.
+        A chain holds each agent's discounted processed rewards, and counts of scores and tokens.
         """
         chains = [_Chain([0.0] * chain.num_agents) for _ in starts]
         for turn, stage in itertools.product(range(1, chain.num_turns + 1), chain.stages):
@@ -397,7 +401,7 @@ def _after_turn(action: _Action, feedback_N: tuple[str, ...]) -> State:
 def _joint_actions(mode: str, agents: int, count: int) -> tuple[tuple[int, ...], ...]:
     """Return joint actions as indices of the agents' completions.
 
-    align: the g-th of each agent. cross: the Cartesian product, the last agent fastest.
+    align: the g-th completion of each agent. cross: the Cartesian product, the last agent fastest.
     counterfactual: those of align, and each of them with one agent's completion replaced by each of
     its siblings; in the order of cross.
     """

@@ -1,4 +1,4 @@
-"""SHPPO's sampler: every request gets its agent's latent before the shared policy answers it."""
+"""SHPPO's sampler, which adds the agent's latent to every request to the shared policy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from comlrl.types.sampling import Latent
 
 
 class LatentSampler:
-    """A Sampler that gives every request its agent's latent and samples all agents in one batch.
+    """A Sampler that adds the agent's latent to every request, and batches all agents together.
 
-    Completions carry the latent that they were sampled under, so that it travels on the tree; a
-    later turn's request brings the agent's own of the turn before (``Request.before``).
+    Completions store the latent with which they were sampled. At later turns, ``Request.before``
+    is the agent's latent of the turn before.
     """
 
     def __init__(self, policy: HeterogeneousPolicy, inner: Generator) -> None:

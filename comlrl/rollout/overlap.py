@@ -1,9 +1,9 @@
-"""Grows the next training step's trees in a thread while the present step is updated.
+"""Growth of the next training step's trees, in a thread while the current step is updated.
 
-The whole growth runs there: sampling of all turns, rewards and feedback. Its sampler stays with
-the policies from before the update, and what it sampled is weighed once the update is through.
-Rewards and external modes are not used by two threads at once: an evaluation waits for the growth.
-But they are used by several, one after the other, while other code draws from the global random
+The thread runs the whole rollout: sampling of all turns, rewards and feedback. It samples from the
+policies before the update; completions get importance weights once the update has ended. Rewards
+and external modes are never used by two threads at once, so an evaluation waits for the growth. But
+several threads use them one after the other, while other code draws from the global random
 generators.
 """
 
@@ -23,11 +23,10 @@ PAUSE = 0.2  # seconds between two attempts to end a growth that is no longer ne
 
 
 class Holding(Protocol):
-    """A sampler whose policies can be held as they are."""
+    """A sampler whose current policies can be held during an update."""
 
     def hold(self) -> Sampler:
-        """Return a sampler of the present policies while they are updated. It lasts until the
-        next ``hold`` or ``release``."""
+        """Return a sampler of the current policies, until the next ``hold`` or ``release``."""
 
     def release(self) -> None: ...
 
@@ -35,13 +34,13 @@ class Holding(Protocol):
         """Stop sampling in other threads by raising an error there."""
 
 
-# Shape, sampling and the greedy discount: what a step's trees are grown with, whatever its tasks
+# Settings of a step's rollout apart from its tasks: shape, sampling and greedy discount.
 _Growth = tuple[Shape, Sampling, float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A growth in a thread."""
+    """Trees that are growing in a thread."""
 
     growth: _Growth
     tasks: list[Task]
@@ -50,7 +49,7 @@ class _Ahead:
 
 
 class OverlappedRollout:
-    """A rollout whose next trees may be grown beforehand."""
+    """A rollout that can grow the next step's trees in advance."""
 
     def __init__(
         self,
@@ -62,9 +61,9 @@ class OverlappedRollout:
     ) -> None:
         """Initialize the rollout.
 
-        ``present``: grows what was not begun in advance. ``transition``: for another thread.
-        ``weigh``: gives the completions of older policies their weights. ``taken``: is called once
-        nothing is growing in advance any more, with whether the trees are used.
+        ``present``: grows trees that were not begun in advance. ``transition``: the external mode
+        for the other thread. ``weigh``: adds importance weights to completions of older policies.
+        ``taken``: called when a growth in advance has ended, with whether its trees are used.
         """
         self.present, self.sampler, self.prompts = present, present.sampler, present.prompts
         self.seed, self.returns_by_agent = present.seed, present.returns_by_agent
@@ -95,8 +94,7 @@ class OverlappedRollout:
         return self.present.grow(tasks, shape, sampling, key, greedy_discount)
 
     def begin(self, tasks: Sequence[Task], key: tuple) -> None:
-        """Begin to grow the next trees with the settings of the latest ones. Raises the errors of
-        holding the policies."""
+        """Begin to grow the next trees with the latest settings. Raises errors of ``hold``."""
         assert self._latest is not None and self._ahead is None, "one step ahead, after the first"
         rollout = self._of_thread.by(self.holding.hold())
         shape, sampling, discount = self._latest
@@ -113,7 +111,7 @@ class OverlappedRollout:
             self._ahead.grown.result()
 
     def close(self) -> None:
-        """End the growth that is no longer needed, after the scores that are being computed."""
+        """Stop a growth that is no longer needed; scores that are being computed finish first."""
         grown = None if self._ahead is None else self._ahead.grown
         while grown is not None and not grown.done():
             self.holding.leave()

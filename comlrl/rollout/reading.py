@@ -17,7 +17,7 @@ LEFT_OUT = "\n(the rest is left out)"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Which part of an agent's past its later prompts hold (``comlrl.tasks.history``)."""
+    """The part of an agent's past that its later prompts include (``comlrl.tasks.history``)."""
 
     history: Literal["full", "last"] = "full"
     original_prompt: bool = False
@@ -39,12 +39,12 @@ class State:
     prompt_N: tuple[str, ...]  # each agent's newest: the problem at turn 1, feedback later
     latent_N: tuple[Latent | None, ...]  # each agent's at the turn before
     written: tuple[Completion, ...] = ()  # in this turn, by those that have acted in it
-    handed_on: tuple[str, ...] = ()  # what each of those was shown of the written
+    handed_on: tuple[str, ...] = ()  # what each of those saw of ``written``
     history: tuple[JointAction, ...] = ()  # of the turns before, oldest first
 
     @property
     def start(self) -> tuple[int, ...]:
-        """The path to where this turn began."""
+        """The path to the state in which this turn began."""
         return self.path[: len(self.path) - len(self.written)]
 
     def joint_action(self, written: Sequence[Completion]) -> JointAction:
@@ -59,13 +59,13 @@ class Reading:
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
     dropped: int  # oldest turns left out
-    handed_on: str  # of the prompt: what it is shown of this turn's texts
-    prefill: str  # the prompt's end, and the beginning of what the agent writes
+    handed_on: str  # part of the prompt: this turn's texts by earlier agents
+    prefill: str  # end of the prompt and beginning of the agent's text
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """State → what an agent reads, so that it fits the model."""
+    """Builder of an agent's prompt from a state, shortened to fit the model."""
 
     sampler: Sampler
     prompts: Prompts
@@ -74,8 +74,8 @@ class PromptBuilder:
     def read(self, state: State, agent: int, sampling: Sampling) -> Reading:
         """Build an agent's prompt. ``sampling``: the agent's settings.
 
-        If it is too long, the oldest turns go first, then the ends of what the agents before it
-        wrote, as far as needed. Raises PromptTooLongError if nothing more can be left out.
+        If it is too long, the oldest turns are dropped first; then the texts of this turn's earlier
+        agents are truncated as needed. Raises PromptTooLongError if nothing more can be left out.
         """
 
         place = (state.task, agent, len(state.prompt_N))

@@ -1,10 +1,10 @@
-"""Decoding by static steps: the tokens of ``generation``'s other ways, and no waits within a step.
+"""Decoding by static steps, with the same tokens as ``generation`` and no waits within a step.
 
-A step is two functions of tensors at fixed addresses, each a CUDA graph where there is a GPU: the
-draw, and the pass of its tokens through the model (``models/fast/static_step.py``). After a draw
-the host reads three numbers: rows that continue, rows whose draw needs more than the likeliest
-tokens, and rows whose text may hold a stop. Where there are graphs, the pass is started before they
-are read, so that a GPU need not wait for the host. It is undone where a draw has to be made anew.
+A step is two functions of tensors at fixed addresses, each a CUDA graph on a GPU: the draw, and the
+pass of its tokens through the model (``models/fast/static_step.py``). After a draw the host reads
+three numbers: rows that continue, rows whose draw needs more than the likeliest tokens, and rows
+whose text may contain a stop. With graphs, the pass starts before they are read, so that the GPU
+does not wait for the host. If a draw must be repeated, the pass is undone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from comlrl.rollout.draw import Draw, inverse_cdf
 from comlrl.rollout.truncation import Survivors
 from comlrl.types import SamplingSupport
 
-TOP = 256  # likeliest tokens among which truncation looks
-BLOCK = 512  # tokens of the vocabulary in a part of the two-level sum
-WASTE = 2  # times the rows that a grid may have
+TOP = 256  # likeliest tokens that truncation considers first
+BLOCK = 512  # tokens per block of the two-level sum
+WASTE = 2  # greatest ratio of a grid's size to its rows
 
 
 class StaticDraw:
@@ -57,7 +57,7 @@ class StaticDraw:
         self.uniforms_RT = new(rows, steps, dtype=torch.float32)
         self.tokens_RT = new(rows, steps, dtype=torch.long)
         self.logprobs_RT = new(rows, steps, dtype=torch.float32)
-        # Before this draw, and after it.
+        # Rows that continue, before and after this draw.
         self.before_R, self.going_R = (new(rows, dtype=torch.bool) for _ in range(2))
         self.wide_R, self.may_R = (new(rows, dtype=torch.bool) for _ in range(2))
         self.broken = new(dtype=torch.bool)
@@ -152,7 +152,7 @@ class StaticDraw:
         self.status.copy_(torch.stack([self.going_R.sum(), wide, self.may_R.sum()]))
 
     def reading(self) -> Callable[[], list[int]]:
-        """Start reading ``status`` as it is now; what is returned waits for it."""
+        """Start copying ``status`` to the host; the returned function waits for the copy."""
         self.status_on_host.copy_(self.status, non_blocking=True)
         event = torch.cuda.current_stream().record_event() if self.status.is_cuda else None
 
@@ -195,7 +195,7 @@ class StaticDraw:
         return ids_RK.gather(-1, place_R1)[:, 0], drawn_R
 
     def draw_wide(self, draw: Draw, row_of_slot: Tensor, step: int) -> None:
-        """Draw anew, from the whole vocabulary, for the rows that need it."""
+        """Redraw from the whole vocabulary for the rows that need it."""
         slots = (self.wide_R & self.before_R).nonzero()[:, 0]
         rows, held = row_of_slot[slots], draw.survivors
         if self.max_support is not None:
@@ -206,7 +206,7 @@ class StaticDraw:
         if self.max_support is not None and draw.survivors is not None:
             survivors, width = draw.survivors, self.support_RTS.shape[-1]
             self.threshold_RT[slots, step] = survivors.threshold[rows, step]
-            by_row = torch.cat(survivors.rows).argsort(stable=True)  # as slots are
+            by_row = torch.cat(survivors.rows).argsort(stable=True)  # in the order of slots
             counts = survivors.counts[rows, step]
             taken = torch.arange(width, device=rows.device) < counts[:, None]
             support = self.support_RTS.new_full(taken.shape, -1)
@@ -217,7 +217,7 @@ class StaticDraw:
         self.commit()
 
     def stop_by_text(self, draw: Draw, step: int) -> int:
-        """End the rows whose text now holds a stop; how many they are."""
+        """End the rows whose text now contains a stop; return their number."""
         ended = 0
         for slot in self.may_R.nonzero()[:, 0].tolist():
             stops = draw.stops[int(self.way_R[slot])]
@@ -246,7 +246,7 @@ class StaticSupports:
 
 
 def blockwise_inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw tokens, (R,), with their probabilities; sums go over blocks, then within one."""
+    """Sample a block, then a token in it; return tokens and their probabilities, (R,) each."""
     rows, vocabulary = probability_RV.shape
     padded = F.pad(probability_RV, (0, -vocabulary % BLOCK)).view(rows, -1, BLOCK)
     mass_RB = padded.sum(-1)
@@ -255,7 +255,7 @@ def blockwise_inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[T
     threshold_R1 = uniform_R1 * total_R1
     block_R1 = torch.searchsorted(cdf_RB, threshold_R1, right=True)
     block_R1 = torch.minimum(block_R1, torch.searchsorted(cdf_RB, total_R1))
-    block_R1 = block_R1.clamp(max=mass_RB.shape[1] - 1)  # NaN has no place
+    block_R1 = block_R1.clamp(max=mass_RB.shape[1] - 1)  # NaN has no index
     inside = padded.gather(1, block_R1[:, :, None].expand(-1, -1, BLOCK))[:, 0]
     before_R1 = cdf_RB.gather(-1, block_R1) - mass_RB.gather(-1, block_R1)
     cdf = inside.cumsum(-1) + before_R1
@@ -267,13 +267,13 @@ def blockwise_inverse_cdf(probability_RV: Tensor, uniform_R1: Tensor) -> tuple[T
 
 
 class StaticDecoding:
-    """The states of batches alike, and their graphs."""
+    """Static states of batches, by shape and settings, and their graphs."""
 
     def __init__(self, max_slots: int, capture: bool, compiled: bool = False) -> None:
-        """Set up without states.
+        """Initialize without states.
 
-        ``max_slots``: keys and values that states of earlier batches may hold with the newest's;
-        ``capture``: as graphs, on a GPU; ``compiled``: each layer.
+        ``max_slots``: limit on the keys and values of all states; ``capture``: keep states of
+        earlier batches and, on a GPU, capture graphs; ``compiled``: compile each layer.
         """
         self.max_slots, self.capture, self.compiled = max_slots, capture, compiled
         self.states: OrderedDict[Hashable, tuple[StaticBatch, StaticDraw, Graphs]] = OrderedDict()
@@ -286,10 +286,10 @@ class StaticDecoding:
         prompt_of_row: Tensor,
         draw: Draw,
     ) -> Tensor | None:
-        """Return sampled tokens, (rows, steps), −1 after a row's end; None where a grid of the rows
-        would be mostly empty, or the base is quantized and cannot hold adapters.
+        """Return sampled tokens, (rows, steps), −1 after a row's end.
 
-        ``adapters``: of each prompt. Rows of one prompt stand side by side, in the prompts' order.
+        Returns None if the grid would be mostly empty, or if the base is quantized and cannot be
+        extended. ``adapters``: of each prompt. Rows of one prompt are adjacent, in prompt order.
         """
         counts = torch.bincount(prompt_of_row, minlength=len(prompts))
         siblings = int(counts.max())
@@ -318,10 +318,10 @@ class StaticDecoding:
                 graphs.run, ("step", reach), partial(batch.step, reach), [batch.t, batch.hidden_RD]
             )
             last = step == draw.steps - 1
-            ahead = self.capture and not last and not wide  # after one wide draw comes another
+            ahead = self.capture and not last and not wide  # wide draws tend to repeat
             if ahead:
                 advance()
-            alive, wide, may = status()  # all that the host waits for
+            alive, wide, may = status()  # the host waits only here
             if wide:
                 if ahead:
                     batch.undo()
@@ -349,7 +349,7 @@ class StaticDecoding:
         siblings: int,
         draw: Draw,
     ) -> tuple[StaticBatch, StaticDraw, Graphs]:
-        """Return the state of batches like this; a GPU keeps some, with their graphs."""
+        """Return the state for such batches; with ``capture``, earlier states are reused."""
         grid = grid_of(len(prompts), siblings)
         length = bucket(max(map(len, prompts)), (LENGTH_STEP,))
         tokens = bucket(draw.steps, TOKEN_BUCKETS)

@@ -1,7 +1,6 @@
-"""Stops by text: a completion ends where its text first holds one of them, whatever tokens it
-falls into.
+"""Stops by text: a completion ends where its text first contains one, however it is tokenized.
 
-The token that completes the stop is the last that was sampled and is trained. The text ends before
+The token that completes the stop is the last one that is sampled and trained. The text ends before
 the stop.
 """
 
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-REPLACEMENT = "\ufffd"  # of bytes that are no character, or not yet
+REPLACEMENT = "\ufffd"  # for invalid or incomplete UTF-8
 
 
 class StopTexts:
@@ -24,7 +23,7 @@ class StopTexts:
         ends = {REPLACEMENT, *(text[-1] for text in texts)}
         # The tokens that may complete a stop hold the last character of one, or its last byte.
         self.completing = frozenset(i for i, text in enumerate(twice) if not ends.isdisjoint(text))
-        # Characters at a text's end in which a stop stands that the last token completes.
+        # Number of last characters that contain any stop which the last token completes.
         self._reach = max(map(len, (*texts, *twice))) + max(map(len, texts))
 
     def completed_by(self, token_ids: Sequence[int]) -> bool:

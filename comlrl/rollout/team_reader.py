@@ -1,4 +1,4 @@
-"""The reading of prompts, for every sampler of a team."""
+"""Encoding of prompts, for every sampler of a team."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from comlrl.types import Message, Sampling
 
 
 class TeamReader:
-    """Prompts as the tokens of each agent's own model."""
+    """Encoder of prompts by the tokenizers of the agents' models."""
 
     def __init__(self, team: Team, max_length: int) -> None:
         """Initialize. ``max_length``: tokens of prompt and completion together."""

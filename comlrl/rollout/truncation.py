@@ -1,4 +1,4 @@
-"""Top-k and top-p: what they leave at each position, and a record of it to learn over."""
+"""Top-k and top-p truncation, and a record of the tokens that remain, for training."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from comlrl.types import Sampling, SamplingSupport
 
-# How many of the likeliest tokens are looked at first, and next, before a whole vocabulary is
-# sorted. The largest 32 of 1,216 take a tenth of the time of a sort, the largest 256 of 49,152 a
-# twentieth, and they nearly always suffice.
+# Numbers of likeliest tokens that are tried before the whole vocabulary is sorted. The largest 32
+# of 1,216 take a tenth of the time of a sort, the largest 256 of 49,152 a twentieth, and they
+# nearly always suffice.
 PREFIXES = (32, 256, 4096)
-PART = 8  # a prefix is worth looking at where it is at most this part of the vocabulary
+PART = 8  # try prefixes of at most 1 / PART of the vocabulary
 
 
 def truncated(probabilities: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -40,7 +40,7 @@ def nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
         truncated, settled = _nucleus_of(
             *probabilities[rows].topk(width, dim=-1), vocabulary, top_p, total[rows]
         )
-        if left is None:  # usually all there is to do: nothing is copied for it
+        if left is None:  # usually sufficient, without a copy
             left, rows = truncated, (~settled).nonzero()[:, 0]
         else:
             left[rows] = truncated
@@ -74,7 +74,7 @@ def _nucleus_of(
 
 
 class Survivors:
-    """The sets of a batch while it is decoded, at most ``limit`` tokens each."""
+    """Sampling support of a batch in decoding: sets of at most ``limit`` tokens, or thresholds."""
 
     def __init__(self, rows: int, steps: int, limit: int, device: torch.device) -> None:
         self.limit = limit

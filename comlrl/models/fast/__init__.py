@@ -1,2 +1,2 @@
-"""Packed rows of Llama-like decoders go in, hidden states come out: transformers' numbers, in fewer
-and larger operations."""
+"""Fast forward passes of Llama-like decoders over packed rows: the results of transformers, in
+fewer and larger operations."""

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_KEYS = 256  # their attention weights are small beside what else the backward pass needs
+FEW_KEYS = 256  # up to this number, storing attention weights for the backward pass is cheap
 
 
 def wide(x: Tensor) -> Tensor:
-    """Convert to the precision for torch's attention.
+    """Convert bfloat16 on a CPU to float32, for torch's attention.
 
-    It is float32 on a CPU, whose bfloat16 kernels are slower, in the backward pass several times.
+    The bfloat16 kernels of CPUs are slower, several times so in the backward pass.
     """
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
@@ -29,7 +29,7 @@ class AttentionMask:
 
     @cached_property
     def bias(self) -> Tensor:
-        """The mask as a term of the scores: −∞ where it is False."""
+        """The mask as an additive bias of the scores: −∞ where it is False."""
         return torch.zeros(self.mask.shape).masked_fill_(~self.mask, -torch.inf)
 
     def to(self, device: torch.device) -> AttentionMask:
@@ -39,7 +39,7 @@ class AttentionMask:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask | None, scaling: float
 ) -> Tensor:
-    """Return attention; queries (S, heads, C, W), keys (S, kv heads, K, W); no ``mask``: causal."""
+    """Return attention; queries (S, heads, C, W), keys (S, kv heads, K, W); mask None: causal."""
     heads, kv_heads = query.shape[1], key.shape[1]
     if wide(query) is not query and key.shape[2] <= FEW_KEYS:
         C = query.shape[2]
@@ -63,10 +63,10 @@ def attend(
 
 
 class ByProducts(torch.autograd.Function):
-    """softmax(s q kᵀ) v of few keys: weights are kept for the backward pass, not computed twice.
+    """softmax(s q kᵀ) v for few keys; the weights are saved for the backward pass.
 
-    Scores and softmax are float32, weights and the other products as the arguments. All heads of a
-    key head are one product.
+    Scores and softmax are float32; weights and the other products have the dtype of the arguments.
+    All query heads of a key head form one product.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Norms, rotations and gates, each one autograd node that keeps little for the backward pass.
+"""Norms, rotations and gates as single autograd nodes that save little for the backward pass.
 
-Without gradients they are plain functions: a node of the graph costs as much as a small operation.
+Without gradients they are plain functions, because a graph node costs as much as a small operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return w · x / rms(x) of (T, …, D), rounded as in transformers; w is (D,), or (…, D).
 
-    On a GPU, torch's fused kernel for w of (D,), which rounds once, after the product with w.
+    On a GPU, torch's fused kernel handles w of (D,); it rounds once, after the product with w.
     """
     if x.is_cuda and weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -73,7 +73,7 @@ class Rotate(torch.autograd.Function):
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
-    """Rotate x; ``sin`` is negative in the first half, so rolling is a quarter turn."""
+    """Rotate x; ``sin`` is negated in the first half, so rolling replaces ``rotate_half``."""
     out = torch.empty_like(x)
     part, turned = x[:, :heads], out[:, :heads]
     torch.mul(part, cos, out=turned)
@@ -93,7 +93,7 @@ def _gated(both: Tensor) -> Tensor:
 
 
 class SwiGLU(torch.autograd.Function):
-    """Recomputed in the backward pass."""
+    """silu(gate) · up, recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""A layer of the update as two functions of tensors, before and after attention, for torch.compile.
+"""A decoder layer as two functions for torch.compile: before and after attention.
 
-They are the same for all layers and agents, whose adapters are arguments, so that each is compiled
-once for a number of tokens, which is a multiple of ``TOKEN_STEP``.
+All layers and agents share them, because weights and adapters are arguments. Each is compiled once
+per number of tokens, which is a multiple of ``TOKEN_STEP``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOKEN_STEP = 1024
 
 
 def call(function: Callable[..., Tensor], activations: Sequence[Tensor], *others: Any) -> Tensor:
-    """Call a function compiled.
+    """Call the compiled version of a function.
 
-    Activations always require gradients, so that one graph also serves the first layer and passes
-    without gradients, whose log-probabilities then are those of the update to the bit.
+    Activations always require gradients, so that the first layer and passes without gradients use
+    the same graph. Their log-probabilities then equal those of the update bit for bit.
     """
     inputs = [x if x.requires_grad else x.detach().requires_grad_() for x in activations]
     with torch.enable_grad():
@@ -34,7 +34,7 @@ def call(function: Callable[..., Tensor], activations: Sequence[Tensor], *others
 @functools.cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 64)  # for batches of so many shapes
+    config.recompile_limit = max(config.recompile_limit, 64)  # shapes of batches
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
@@ -49,7 +49,8 @@ def before_attention(
 ) -> Tensor:
     """Return queries, keys and values: (T, D) → (T, heads + 2 kv_heads, width).
 
-    ``head_norms``: of queries and of keys, or none; ``heads``: of queries, keys and values.
+    ``head_norms``: weights for queries and keys, or empty; ``heads``: numbers of query, key and
+    value heads.
     """
     cos, sin = cos_sin
     y = linear(F.rms_norm(x, norm.shape, norm, eps), qkv).view(len(x), sum(heads), -1)

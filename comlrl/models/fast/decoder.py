@@ -1,10 +1,10 @@
-"""The forward pass of Llama-like decoders in few, large operations: same weights, same numbers.
+"""The forward pass of Llama-like decoders in few, large operations, with transformers' results.
 
-Serves Qwen2, Qwen3 and Llama models of ordinary linear layers, with LoRA or without. transformers'
-modules run some hundred operations a layer, which is what small models, and decoding on any
-device, spend their time on. Here tokens lie flat, (T, D), so that padding costs nothing; layers
-that read the same input are one product; norms, rotations and gates are one autograd node each,
-which keep little for the backward pass; and attention is the caller's, who knows who sees whom.
+Supports Qwen2, Qwen3 and Llama models with ordinary linear layers, with or without LoRA.
+transformers runs about a hundred operations per layer, whose overhead dominates small models, and
+decoding on any device. Here tokens are flat, (T, D), so that padding costs nothing. Layers with the
+same input are one product. Norms, rotations and gates are single autograd nodes that save little
+for the backward pass. The caller provides attention, because it knows which tokens see which.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from comlrl.models.fast.products import Product
 from comlrl.models.fast.tree_mask import BLOCK, TreePlan
 from comlrl.types import TokenBatch
 
-# (layer, (T, heads + 2 kv, width)) → (T, heads · width); in the last layer (W, …) where some are
-# wanted.
+# (layer, (T, heads + 2 kv, width)) → (T, heads · width). The last layer returns (W, …) if only W
+# tokens are wanted.
 Attend = Callable[[int, Tensor], Tensor]
-Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and whose adapter they go through
+Routes = Sequence[tuple[str | None, slice]]  # blocks of tokens and their adapters
 
 FAMILIES = ("qwen2", "qwen3", "llama")
-STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on what is looked at
-# Merged weights of all agents together, while sampling. Larger ones are read from memory at every
-# step, and for each agent once more than the base that all share.
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # others depend on the sequence length
+# Limit on the merged weights of all agents while sampling. Larger weights are read from memory at
+# every step, which for one merged copy per agent costs more than for the shared base.
 MERGED_BYTES = 64 << 20
 
 
 class HeadNorms:
-    """One norm for the heads of all queries, and one for those of all keys, as one (Qwen3)."""
+    """The norm of query heads and the norm of key heads, applied as one (Qwen3)."""
 
     def __init__(self, attention: Any, heads: int, kv_heads: int) -> None:
         self.norms = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
@@ -64,7 +64,7 @@ class HeadNorms:
         return torch.cat([norm.weight.expand(count, -1) for norm, count in self.norms])
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """Normalize the queries and keys of (T, heads + 2 kv_heads, width); not the values."""
+        """Normalize queries and keys, not values, of (T, heads + 2 kv_heads, width)."""
         weight = self.weight
         normed, values = qkv[:, : len(weight)], qkv[:, len(weight) :]
         eps = self.norms[0][0].variance_epsilon
@@ -73,7 +73,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
-    """A decoder layer, by the products and norms that a pass goes through."""
+    """The products and norms of a decoder layer, in the order of a pass."""
 
     input_norm: Any
     qkv: Product
@@ -124,16 +124,16 @@ class FastDecoder:
             getattr(layer, "base_layer", layer).weight for layer in _projections(model)
         ]
         self.bytes = sum(w.nbytes for w in weights)
-        self.tree = False  # whether updates attend by one mask, and not in grids
-        self.compiled = False  # and whether their layers are compiled
-        self.checkpointing = False  # whether updates compute each layer again on the way back
+        self.tree = False  # whether updates use one attention mask instead of grids
+        self.compiled = False  # whether the layers of updates are compiled
+        self.checkpointing = False  # whether updates recompute layers in the backward pass
         self.names = tuple(adapters)
         exact = all(w.dtype in (torch.float32, torch.float64) for w in weights)
         small = max(1, len(adapters)) * self.bytes <= MERGED_BYTES
-        # Lower precisions round adapters away, and quantized weights hold none.
+        # Merging into a lower precision rounds adapters away; quantized weights cannot be merged.
         self.merging = (not adapters or exact) and small and not self.quantized
         self._product_cache: dict[Any, Any] | None = None
-        # Built here, as agents update side by side.
+        # ``extended`` is built here, because agents may be updated in parallel threads.
         frozen = all(product.fused is not None for product in self.products)
         self.extends_updates = bool(learning and frozen and adapters and self.extended.adapters)
 
@@ -148,12 +148,12 @@ class FastDecoder:
     ) -> Tensor:
         """Return the last hidden states, (T, D), or (W, D) of the tokens at ``wanted_W``.
 
-        From the last layer's attention on, other tokens are not computed. ``wanted_routes``:
-        theirs, if tokens have different routes.
+        After the last layer's attention, other tokens are not computed. ``wanted_routes``: the
+        routes of the wanted tokens; None: ``routes``.
         """
         step = self.layer
         if self.checkpointing and torch.is_grad_enabled():
-            # Nothing is drawn inside.
+            # A layer draws no random numbers.
             step = partial(checkpoint, step, use_reentrant=False, preserve_rng_state=False)
         x = self.embedding(ids_T)
         for index in range(len(self.layers) - 1):
@@ -172,9 +172,9 @@ class FastDecoder:
         routes_after: Routes,
         wanted_W: Tensor | None = None,
     ) -> Tensor:
-        """Return a layer's output of all tokens or of those at ``wanted_W``, as ``hidden`` does.
+        """Return a layer's output for all tokens, or for those at ``wanted_W``.
 
-        ``routes_after``: those of its output, after attention.
+        ``routes_after``: the routes after attention.
         """
         layer, (cos, sin) = self.layers[index], cos_sin
         norm = layer.input_norm
@@ -218,7 +218,7 @@ class FastDecoder:
 
     @cached_property
     def extended(self) -> ExtendedWeights:
-        """The products with all adapters inside, as they were at the last ``refresh``."""
+        """The products' weights, extended by all adapters as of the last ``refresh``."""
         return ExtendedWeights(self.products, self.names)
 
     @property
@@ -232,14 +232,14 @@ class FastDecoder:
         return shape_step(weight.device, weight.dtype, self.bytes)
 
     def pack(self, batch: TokenBatch) -> Packed:
-        """Return a batch's distinct tokens, in the form that ``packed`` reads."""
+        """Return a batch's distinct tokens, as input of ``packed``."""
         return Packed(batch, self.embedding.weight.device, self.step, tree=self.tree)
 
     def packed(self, batch: Packed, wanted_A: Tensor | None = None) -> Tensor:
         """Return a packed batch's last hidden states under the active adapter.
 
-        The shape is (T, D); or (A, D), those of the tokens ``wanted_A``, which is on the CPU and
-        may name a token several times.
+        The shape is (T, D), or (A, D) for the tokens ``wanted_A``, a CPU tensor that may repeat
+        tokens.
         """
         if self.extends_updates:
             self.extended.refresh([name for name, _ in self.acting() if name is not None])
@@ -251,7 +251,7 @@ class FastDecoder:
             return hidden(batch.ids_T, rotations, attend)
         wanted_W, of_A = wanted_A.unique(return_inverse=True)
         count = len(wanted_W)
-        rows_W = F.pad(wanted_W, (0, rounded(count, self.step) - count))  # token 0, once more
+        rows_W = F.pad(wanted_W, (0, rounded(count, self.step) - count))  # padded with token 0
         attend = self.attention(batch, batch.read(wanted_W, len(rows_W)))
         device = batch.ids_T.device
         hidden_WD = hidden(batch.ids_T, rotations, attend, wanted_W=rows_W.to(device))
@@ -263,10 +263,10 @@ class FastDecoder:
         last: AttentionPlan | TreePlan,
         keep: Callable[..., object] | None = None,
     ) -> Attend:
-        """Return attention among packed rows.
+        """Return the attention function of a packed batch.
 
-        ``last``: the plan of the last layer; ``keep``: called with each layer's keys and values of
-        prompts.
+        ``last``: the plan of the last layer; ``keep``: called with the prompts' keys and values of
+        each layer.
         """
 
         def attend(layer: int, qkv_THW: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ class FastDecoder:
         return attend
 
     def rotations(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (cos, signed sin), (T, 1, width), as ``hidden`` takes them."""
+        """Return (cos, signed sin), (T, 1, width), for ``hidden``."""
         dtype = self.embedding.weight.dtype
         like = torch.empty((), dtype=dtype, device=positions_T.device)
         cos, sin = self.rotary(like, positions_T[None])
@@ -286,12 +286,12 @@ class FastDecoder:
         return cos[0, :, None], sin[0, :, None]
 
     def acting(self) -> Routes:
-        """Return routes of all tokens through this thread's active adapter (None: the base)."""
+        """Route all tokens through this thread's active adapter (None: the base)."""
         return [(None if self.router is None else self.router.adapter, slice(None))]
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Keep what is computed from the weights alone; they must not change inside."""
+        """Cache results that depend on the weights alone; weights must not change within."""
         self._product_cache = {}
         try:
             yield
@@ -301,7 +301,7 @@ class FastDecoder:
     def product(self, product: Product, x: Tensor, routes: Routes) -> Tensor:
         if self._product_cache is not None and not torch.is_grad_enabled():
             return self._sampled(product, x, routes, self._product_cache)
-        ((name, _),) = routes  # gradients are of one agent at a time
+        ((name, _),) = routes  # except in sampling, a pass is for one agent
         adapters = self.extended.adapters if self.extends_updates else {}
         if name is not None and (product, name) in adapters:
             return adapters[product, name].product(x)
@@ -312,14 +312,14 @@ class FastDecoder:
     def _sampled(
         self, product: Product, x: Tensor, routes: Routes, cache: dict[Any, Any]
     ) -> Tensor:
-        """Apply each agent's W + s B A where that is exact and small; else W x + B A x."""
+        """Return (W + s B A) x with merged weights if ``merging``, else W x + s B A x."""
         if self.merging:
             for name, _ in routes:
                 if (product, name) not in cache:
                     cache[product, name] = product.merged(name)
             parts = [F.linear(x[rows], *cache[product, name]) for name, rows in routes]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        # All agents' A x, then B of each row's own: few products of all rows, not many of parts.
+        # A x of all agents, masked by row, then B: few products of all rows, not many of parts.
         names = tuple(name for name, _ in routes)
         if (product, names) not in cache:
             base = None if product.quantized else product.merged(None)
@@ -347,7 +347,7 @@ def fast_decoder(
 ) -> FastDecoder | None:
     """Return a fast decoder, or None for other model families or non-linear layers.
 
-    ``adapters``: names of those that act; ``learning``: whether its updates may go this way too.
+    ``adapters``: names of the agents' adapters; ``learning``: whether updates may use it too.
     """
     config: Any = model.config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -363,7 +363,7 @@ def fast_decoder(
     if not ordinary or not all(_plain(m) for m in _projections(model)):
         return None
     ends: tuple[Any, ...] = (model.get_input_embeddings(), model.get_output_embeddings())
-    if any(hasattr(end, "lora_A") for end in ends):  # they are not on this way
+    if any(hasattr(end, "lora_A") for end in ends):  # not supported
         return None
     return FastDecoder(model, router, adapters, learning)
 

@@ -1,11 +1,11 @@
-"""Adapters inside the base's products, rounded once::
+"""The base and its adapters in one product, rounded once::
 
     y = [x | m ∘ A x] [W | s B]ᵀ + b
 
-A and B hold the adapters of all agents side by side; m is 1 in the part of a row's adapter, so that
-all agents' rows are one product. The weights of a frozen base become views of its extended ones:
-nothing is held twice. After an update only A and B are copied, into the same memory. Updates, whose
-rows are of one agent, read that agent's columns.
+A and B concatenate the adapters of all agents. The mask m is 1 in the part of a row's adapter, so
+that the rows of all agents are one product. The weights of a frozen base become views of the
+extended ones, to store nothing twice. After an update only A and B are copied, into the same
+memory. Updates, whose rows belong to one agent, use that agent's columns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Extended(NamedTuple):
 def extended_linear(
     x: Tensor, extended: Extended, owner_RN: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Return the product of rows x, (R, in), plus ``residual``; ``owner_RN``: m of each adapter."""
+    """Return the product of rows x, (R, in), plus ``residual``. ``owner_RN``: m, per adapter."""
     if extended.down is not None:
         low = x @ extended.down.t()
         count = owner_RN.shape[1]
@@ -46,7 +46,7 @@ def extended_linear(
 
 
 class Adapter(NamedTuple):
-    """A product's weights with the adapter of one agent, of rank k over all its layers."""
+    """A product's weights and one agent's adapter; k is the sum of its layers' ranks."""
 
     base: Tensor  # W, (out, in)
     bias: Tensor | None
@@ -74,7 +74,7 @@ class AdaptedProduct(torch.autograd.Function):
     """y = x Wᵀ + b + l (s B)ᵀ with l = x Aᵀ, from copies in the precision of x.
 
     With g = ∂L/∂y: ∂L/∂x = g W + (g s B) A, ∂L/∂A = (g s B)ᵀ x, and ∂L/∂B = s gᵀ l. The last two
-    are float32 on a GPU; elsewhere they are rounded to the precision of x before.
+    are float32 on a GPU, and in the precision of x elsewhere.
     """
 
     @staticmethod
@@ -101,21 +101,21 @@ class AdaptedProduct(torch.autograd.Function):
 
 
 def _float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a b, not rounded to a lower precision than float32 where the device can do that."""
+    """Return a b; on a GPU, as float32 if the inputs are 16-bit."""
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)
     return a @ b
 
 
 class ExtendedWeights:
-    """The extended weights of a decoder's products, and what an update changes of them."""
+    """The extended weights of a decoder's products; ``refresh`` copies updated weights."""
 
     of_product: Mapping[Product, Extended]
 
     def __init__(self, products: Sequence[Product], names: Sequence[str]) -> None:
         """Extend products by the adapters of these names."""
         self.names = tuple(names)
-        self.copies: list[tuple[Tensor, Tensor]] = []  # (place, what is copied there) of the base
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (target, source) of trained base weights
         self.adapters: dict[tuple[Product, str], Adapter] = {}
         self.of_product = {product: self._extend(product) for product in products}
 
@@ -157,7 +157,7 @@ class ExtendedWeights:
 
     @torch.no_grad()
     def refresh(self, names: Sequence[str] | None = None) -> None:
-        """Copy what an update has changed, into the same memory; ``names``: of these adapters."""
+        """Copy updated weights into the same memory. ``names``: of these adapters; None: of all."""
         places, sources = [place for place, _ in self.copies], [x for _, x in self.copies]
         adapters = [
             (adapter, layer)

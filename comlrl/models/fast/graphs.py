@@ -1,4 +1,4 @@
-"""CUDA graphs of functions that work on static tensors; elsewhere the functions themselves."""
+"""CUDA graphs of functions on static tensors; without a GPU, the functions run directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WARM_UPS = 2
 
 
 class Graphs:
-    """Captured at the first call, replayed afterwards."""
+    """CUDA graphs, captured at the first call and replayed afterwards."""
 
     def __init__(self, capturing: bool) -> None:
         """Initialize. ``capturing``: whether there is a GPU, and graphs are enabled."""

@@ -1,12 +1,12 @@
-"""PEFT's LoRA layers with a shorter forward pass; the same parameters, files and numbers.
+"""A shorter forward pass of PEFT's LoRA layers, with the same parameters, files and results.
 
     y = W x + b + B (s · A x)
 
 PEFT scales and adds at the full width and casts activations to the adapter's float32. Here the
 scale is applied at the rank's width, the sum is one fused product, and the adapter's small
-matrices are cast to the activations' precision instead. While sampling, each block of rows goes
-through its own agent's adapter, so that all agents of one base decode in one batch.
-(``decoder.py`` goes further, for the families that it knows.)
+matrices are cast to the activations' precision instead. While sampling, each block of rows uses its
+agent's adapter, so that all agents of one base decode in one batch. (``decoder.py`` goes further,
+for the model families that it supports.)
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from transformers import PreTrainedModel
 
 
 class Router(threading.local):
-    """Which adapter a row goes through, for the calling thread; one for each model."""
+    """Selects the adapter of each row, for the calling thread; one router per model."""
 
     def __init__(self, default: str) -> None:
-        self.adapter: str | None = default  # of all rows; None: the base alone
-        # Of blocks of rows, while sampling.
+        self.adapter: str | None = default  # for all rows; None: the base alone
+        # Adapters of blocks of rows, while sampling.
         self.routes: Sequence[tuple[str | None, slice]] | None = None
         self._cast: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -44,7 +44,7 @@ class Router(threading.local):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Begin a phase of one batch: adapters do not change within it, without gradients."""
+        """Sample one batch, without gradients; adapters must not change within."""
         try:
             yield
         finally:
@@ -53,7 +53,7 @@ class Router(threading.local):
 
     @contextlib.contextmanager
     def only(self, adapter: str | None) -> Iterator[None]:
-        """Route all rows through this adapter; None: through none."""
+        """Route all rows through this adapter; None: the base alone."""
         before, self.adapter = self.adapter, adapter
         try:
             yield
@@ -62,10 +62,10 @@ class Router(threading.local):
 
 
 def add_router(model: PreTrainedModel) -> Router | None:
-    """Give the model's LoRA layers the fast forward pass and a common router.
+    """Replace the forward pass of the model's LoRA layers, and return their common router.
 
-    None where a layer is neither an ordinary linear one nor quantized (DoRA, …): then all of them
-    stay PEFT's.
+    Returns None, and leaves all layers unchanged, if one is neither LoRA on an ordinary linear
+    layer nor on a quantized one (DoRA, …).
     """
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_A")]
     if not all(_ordinary(layer) for layer in layers):
@@ -78,7 +78,7 @@ def add_router(model: PreTrainedModel) -> Router | None:
 
 
 def is_quantized(linear: torch.nn.Module) -> bool:
-    """Return whether a linear layer's weights are those of bitsandbytes or torchao, in few bits."""
+    """Return whether a linear layer is quantized, by bitsandbytes or torchao."""
     weight: Any = getattr(linear, "weight", None)
     return any(
         kind.__module__.partition(".")[0] in ("bitsandbytes", "torchao")

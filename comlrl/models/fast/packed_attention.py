@@ -1,12 +1,11 @@
-"""Attention that knows the structure of packed rows: prompts to their common beginning and
-themselves, completions to their prompt and themselves.
+"""Attention in packed rows: prompts see their common prefix and themselves, completions see their
+prompt and themselves.
 
-A mask over a packed row of a prompt of p tokens and G completions of c has (p + G c)² entries, of
-which p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys:
-prompts, attended causally, and completions, whose keys follow those of their prompt. If an agent's
-prompts begin alike, their common beginning is one more text, whose keys the prompts' follow. A
-token may fill several slots of the grids: its gradient is the sum over them, and its output is read
-at one.
+For a prompt of p tokens and G completions of c tokens, a mask has (p + G c)² entries, of which
+p² / 2 + G c (p + c / 2) are used. Here tokens are gathered into grids of queries and keys: prompts,
+with causal attention, and completions, whose keys follow those of their prompt. If an agent's
+prompts share a prefix, it is a separate text, whose keys precede those of the prompts. A token may
+fill several slots of the grids: its gradient is the sum over them; its output is read from one.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from comlrl.types import TokenBatch
 SHAPE_STEP = 256  # tokens
 FINE_STEP = 64  # with large weights, where padding tokens cost more
 LARGE_BYTES = 64 << 20  # of weights
-WORTH_A_GRID = 0.15  # least share of the completions' attention that a second grid must save
+WORTH_A_GRID = 0.15  # minimum share of the completions' attention that a second grid must save
 
 
 def shape_step(device: torch.device, dtype: torch.dtype, weights: int) -> int:
     """Return the multiple to which token counts are rounded up.
 
     A CPU compiles each new shape of a bfloat16 product, which takes longer than many products.
-    ``weights``: bytes of all.
+    ``weights``: total bytes of the model's weights.
     """
     if device.type != "cpu" or dtype != torch.bfloat16:
         return 1
@@ -47,15 +46,18 @@ def rounded(count: int, step: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Which row each slot takes, and the slots of each row."""
+    """The row that fills each slot, and the slots of each row."""
 
-    rows: Tensor  # of each slot
+    rows: Tensor  # row of each slot
     slots: Tensor  # sorted by their rows, without padding
-    starts: Tensor  # of each row among ``slots``
+    starts: Tensor  # index in ``slots`` of each row's first slot
 
     @classmethod
     def from_rows(cls, rows: Tensor, count: int, padding: Tensor | None = None) -> Gather:
-        """Build from rows. ``count``: of the rows; ``padding``: slots, bool, without gradient."""
+        """Build from each slot's row.
+
+        ``count``: number of rows; ``padding``: bool mask of slots without gradient.
+        """
         used = torch.arange(len(rows)) if padding is None else (~padding).nonzero()[:, 0]
         slots = used[rows[used].argsort(stable=True)]
         counts = torch.bincount(rows[used], minlength=count)
@@ -66,7 +68,7 @@ class Gather:
 
 
 class GatherRows(torch.autograd.Function):
-    """(T, W) → (slots, W). A row's gradient is the sum over its slots, in their order."""
+    """Rows in slots: (T, W) → (slots, W). A row's gradient is the sum over its slots, in order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ def gather(x: Tensor, index: Gather) -> Tensor:
 
 
 class ReadOutputs(torch.autograd.Function):
-    """(slots, W) → (rows, W), each row from one slot; zeros for the last rows, which have none."""
+    """Rows read from one slot each: (slots, W) → (rows, W); the last rows, without slots, are 0."""
 
     @staticmethod
     def forward(
@@ -105,7 +107,7 @@ class ReadOutputs(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """C queries and K keys of each of S texts: tokens, and masks that are False in padding."""
+    """Tokens of C queries and K keys for each of S texts, and masks that are False in padding."""
 
     query_SC: Tensor
     query_mask_SC: Tensor
@@ -121,10 +123,10 @@ class Grid:
         return *self.query_SC.shape, self.key_SK.shape[1]
 
     def mask(self) -> AttentionMask | None:
-        """Return a causal mask; the queries are the last of the keys.
+        """Return a causal mask, in which the queries are the last of the keys.
 
-        None if they are all of the keys: then padding comes after every query, and ``attend`` needs
-        no mask.
+        Returns None if the queries are all of the keys: padding then follows every query, so
+        ``attend`` needs no mask.
         """
         if self.query_SC is self.key_SK:
             return None
@@ -135,7 +137,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """The grids of a layer: their masks, what to gather, and which outputs are read."""
+    """The grids of a layer: masks, indices of queries and keys, and which outputs are read."""
 
     shapes: list[tuple[int, int, int]]
     masks: list[AttentionMask | None]
@@ -152,8 +154,8 @@ class AttentionPlan:
     ) -> AttentionPlan:
         """Build a plan.
 
-        ``read``: tokens whose outputs are read, each a query of a grid; ``rows``: of the result,
-        with rows of zeros at its end.
+        ``read``: tokens whose outputs are read, each a query of a grid; ``rows``: number of rows of
+        the result, which is padded with zeros.
         """
         token_of_slot = torch.cat([grid.query_SC.flatten() for grid in grids])
         padding = torch.cat([~grid.query_mask_SC.flatten() for grid in grids])
@@ -222,13 +224,15 @@ class AttentionPlan:
 
 
 class Packed:
-    """A batch's distinct tokens, flat, and how they attend: in grids of prompts and completions,
-    where a token that siblings share fills a slot for each of them, or by one mask.
+    """A batch's distinct tokens, flat, and the plan of their attention.
 
-    T: tokens. P, L: prompts and the longest's tokens. A: actions, copies too.
+    Attention uses one mask, or grids of prompts and completions, in which a token that siblings
+    share fills a slot for each of them.
+
+    T: tokens. P: prompts. L: tokens of the longest prompt. A: actions, including duplicates.
     """
 
-    all_tokens: AttentionPlan | TreePlan  # of a layer all of whose outputs are needed
+    all_tokens: AttentionPlan | TreePlan  # for layers whose outputs are all needed
 
     def __init__(
         self,
@@ -241,10 +245,10 @@ class Packed:
     ) -> None:
         """Pack a batch.
 
-        ``step``: T is padded to a multiple of it, with tokens that are nobody's key;
-        ``last_tokens``: completions' last tokens are computed too, though they predict nothing;
-        ``tree``: attention is by one mask, and tokens stand row by row; ``agent_R``: the rows'
-        agents, where they are several (``CommonBeginning.from_batch``).
+        ``step``: pad T to a multiple of it, with tokens that no other token sees; ``last_tokens``:
+        also compute the completions' last tokens, which predict nothing; ``tree``: use one mask,
+        with tokens ordered row by row; ``agent_R``: the agent of each row, if there are several
+        (``CommonBeginning.from_batch``).
         """
         self.device = device
         trie = Trie.from_batch(batch, last_tokens, agent_R)
@@ -259,8 +263,8 @@ class Packed:
         self.token_RL = trie.token_RL  # on the CPU
         row_A, column_A = batch.action_mask_RL.nonzero(as_tuple=True)
         previous_A = batch.previous_RL[row_A, column_A]
-        self.token_A = trie.token_RL[row_A, column_A]  # the action's, or −1; on the CPU
-        self.predictor_A = trie.token_RL[row_A, previous_A]  # whose state predicts it; on the CPU
+        self.token_A = trie.token_RL[row_A, column_A]  # −1 if not computed; on the CPU
+        self.predictor_A = trie.token_RL[row_A, previous_A]  # predicts the action; on the CPU
         self.targets_A = batch.token_ids_RL[row_A, column_A].to(device)
 
         if tree:
@@ -274,7 +278,7 @@ class Packed:
         self.ends_P = token_PL[torch.arange(len(lengths_P)), lengths_P - 1]
         self.prompt_tokens = trie.prompt_tokens
         shared_P = common * (first_P != torch.arange(len(first_P)))
-        self.tokens_P = lengths_P - shared_P  # of each prompt, without those of an earlier one
+        self.tokens_P = lengths_P - shared_P  # of each prompt, without those of an earlier prompt
         beginnings = []
         self.prompts = Grid.causal(token_PL, mask_PL)
         if common:
@@ -296,9 +300,9 @@ class Packed:
         self.all_tokens = all_tokens.to(device)
 
     def read(self, wanted_W: Tensor, rows: int) -> AttentionPlan | TreePlan:
-        """Return the plan of a layer after which only these tokens (on the CPU) are needed.
+        """Return the plan of a layer after which only the tokens ``wanted_W`` (on the CPU) matter.
 
-        In grids, of prompts these are at most the last ones.
+        With grids, the last token is the only one of a prompt that may be wanted.
         """
         if isinstance(self.all_tokens, TreePlan):
             query_Q = F.pad(wanted_W, (0, rows - len(wanted_W)))
@@ -312,9 +316,9 @@ class Packed:
 
 
 def length_groups(lengths_S: Tensor, before: int) -> list[Tensor]:
-    """Group completions of similar length, shorter ones first.
+    """Divide completions by length into at most two groups, shorter ones first.
 
-    There is one group if two would not save much of attention's work. ``before``: tokens of the
+    There is one group if two would save little of the work in attention. ``before``: tokens of the
     longest prompt.
     """
     if not len(lengths_S):
@@ -322,7 +326,7 @@ def length_groups(lengths_S: Tensor, before: int) -> list[Tensor]:
     lengths, order = lengths_S.sort(stable=True)
     size = torch.arange(1, len(lengths) + 1)
     each = lengths * (before + lengths)  # queries × keys of a completion padded to this length
-    cost = size * each + (len(lengths) - size) * each[-1]  # split after each one
+    cost = size * each + (len(lengths) - size) * each[-1]  # of a split after each one
     at = int(cost.argmin())
     if cost[at] > (1 - WORTH_A_GRID) * cost[-1]:
         return [order]

@@ -1,8 +1,8 @@
 """A key/value cache in which all completions of a prompt share the prompt's part.
 
-Decoding R rows over P prompts keeps P copies of prompts instead of R, and a step's attention to
-them is one matrix product for all siblings of a prompt. The result equals ordinary attention over
-the concatenation of prompt and own tokens, up to the order of summation.
+Decoding R rows over P prompts stores P prompts instead of R, and a step's attention to a prompt is
+one matrix product for all its siblings. The result equals ordinary attention over the concatenation
+of prompt and completion, up to the order of summation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NAME = "comlrl_shared_prefix"
 
 
 class SharedPrefixCache:
-    """Keys and values of P right-padded prompts and of R rows' own tokens, for each layer.
+    """Keys and values of P right-padded prompts and of the tokens of R rows, for each layer.
 
-    Life: one prefill (``update`` stores prompts), ``begin(prompt_of_R)``, then for each decoding
-    step ``update`` of one token a row and ``step += 1``; ``keep`` drops rows.
+    Usage: prefill once (``update`` stores prompts) and call ``begin(prompt_of_R)``; then, at each
+    decoding step, ``update`` with one token per row and add 1 to ``step``. ``keep`` drops rows.
     """
 
     def __init__(self, lengths_P: torch.Tensor, max_new_tokens: int) -> None:
@@ -30,7 +30,7 @@ class SharedPrefixCache:
         self.prefilling = True
         self.prompt_of_R = torch.arange(len(lengths_P), device=lengths_P.device)
         self.step = 0
-        # As each step's products read them: keys (P, heads, width, L), values (P, heads, L, width).
+        # In the layout of the products: keys (P, heads, width, L), values (P, heads, L, width).
         self.prefix: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.suffix: list[tuple[torch.Tensor, torch.Tensor]] = []  # (R, heads, T, width)
         longest = int(lengths_P.max())
@@ -58,7 +58,7 @@ class SharedPrefixCache:
         return selected
 
     def _place(self, prompt_of_R: torch.Tensor) -> None:
-        """Give each row a slot in a (prompts, siblings) grid; prompts without rows leave."""
+        """Assign each row a slot in a (prompts, siblings) grid; drop prompts without rows."""
         prompts, group, counts = torch.unique_consecutive(
             prompt_of_R, return_inverse=True, return_counts=True
         )
@@ -77,7 +77,10 @@ class SharedPrefixCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values for the model's attention, and return the rows' own part."""
+        """Store a layer's new keys and values.
+
+        Returns them for the prefill; afterwards, those of all the rows' tokens so far.
+        """
         if self.prefilling:
             self.prefix.append((key.transpose(-1, -2).contiguous(), value.contiguous()))
             return key, value
@@ -152,8 +155,8 @@ def step_attention(
 ) -> torch.Tensor:
     """Attend from one new token per row to its prompt and its own tokens.
 
-    ``query`` is (R, kv heads, heads of each, width), as what is returned; the rows' own ``key`` and
-    ``value`` are (R, kv heads, T, width).
+    ``query`` and the result are (R, kv heads, query heads of each, width); ``key`` and ``value`` of
+    the rows' tokens are (R, kv heads, T, width).
     """
     count = query.shape[2]
     query = query * scaling
@@ -175,11 +178,11 @@ def full_attention(config: Any) -> bool:
     """Return whether every layer sees all previous tokens: no window, no chunks."""
     if kinds := getattr(config, "layer_types", None):
         return set(kinds) == {"full_attention"}
-    return getattr(config, "sliding_window", None) is None  # Mistral's way of saying it
+    return getattr(config, "sliding_window", None) is None  # as in Mistral's config
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Return whether this model's attention can be swapped: full, dispatched by name."""
+    """Return whether this model's attention can be replaced: full, and dispatched by name."""
     config = model.config
     return (
         full_attention(config)
@@ -191,7 +194,7 @@ def supported(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def used_by(model: PreTrainedModel) -> Iterator[bool]:
-    """Use this attention in the model where supported; yield whether it is."""
+    """Use this attention in the model if supported; yield whether it is."""
     if not supported(model):
         yield False
         return

@@ -1,4 +1,4 @@
-"""Linear layers of one input as one product, and their adapters."""
+"""Linear layers with the same input as one product, and their adapters."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from comlrl.models.fast.lora_routing import is_quantized
 
 
 class ProductTensors(NamedTuple):
-    """A product by tensors: the weights and biases of its layers, or of all as one; A, B and the
-    scale of each layer's adapter."""
+    """The tensors of a product: weights and biases, per layer or fused into one; A, B and the scale
+    of each layer's adapter."""
 
     base: Sequence[tuple[Tensor, Tensor | None]]
     adapters: Sequence[tuple[Tensor, Tensor, float]]
 
 
 class Product:
-    """Linear layers of one input as one: [W₁; W₂; …] x + b, and each one's own LoRA.
+    """Linear layers with the same input as one, [W₁; W₂; …] x + b, and the LoRA of each layer.
 
     Quantized layers are not fused.
     """
@@ -31,10 +31,10 @@ class Product:
         self.linears: list[Any] = [getattr(layer, "base_layer", layer) for layer in layers]
         weights = [linear.weight for linear in self.linears]
         biases = [linear.bias for linear in self.linears]
-        self.fused: Tensor | None = None  # of frozen layers
+        self.fused: Tensor | None = None  # weights, if all layers are frozen
         self.quantized = any(map(is_quantized, self.linears))
         for linear in filter(is_quantized, self.linears):
-            linear.train()  # else bitsandbytes packs weights on a CPU so that no gradient passes
+            linear.train()  # in eval mode on a CPU, bitsandbytes packs weights and blocks gradients
         if self.quantized or any(w.requires_grad for w in weights):
             return
         self.bias = None if biases[0] is None else torch.cat([b.data for b in biases])
@@ -43,7 +43,7 @@ class Product:
             self.share(torch.cat([w.data for w in weights]))
 
     def share(self, fused: Tensor) -> None:
-        """Make the layers' weights views of this one, so that nothing is held twice."""
+        """Make the layers' weights views of ``fused``, so that nothing is stored twice."""
         self.fused = fused
         parts = fused.split([linear.out_features for linear in self.linears])
         for linear, part in zip(self.linears, parts, strict=True):
@@ -58,7 +58,7 @@ class Product:
     def adapters(
         self, names: Sequence[str | None], dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the adapters side by side, (in, n r) and (n r, out); None if there are none."""
+        """Return the concatenated adapters, (in, n r) and (n r, out); None if there are none."""
         pairs = [None if name is None else self.adapter(name, dtype) for name in names]
         present = [pair for pair in pairs if pair is not None]
         if not present:
@@ -91,7 +91,7 @@ class Product:
         return ProductTensors(base, self.adapter_tensors(name))
 
     def adapter_tensors(self, name: str | None) -> list[tuple[Tensor, Tensor, float]]:
-        """Return A, B and s of each layer, of rank 0 where it has none; [] if no layer has one."""
+        """Return A, B and s of each layer, of rank 0 without an adapter; [] if no layer has one."""
         has = [name in getattr(layer, "lora_A", ()) for layer in self.layers]
         adapters = []
         for layer, linear, adapted in zip(self.layers, self.linears, has, strict=True):

@@ -1,12 +1,12 @@
-"""A decoding step whose operations, shapes and addresses are the same at every step.
+"""A decoding step with the same operations, shapes and addresses every time.
 
-Everything that a step reads or writes lies in tensors that are made once for a batch's bucket, the
-number of the step included, so that a GPU can replay it as a CUDA graph (``graphs.py``) and the
-host waits for nothing within it. Rows are a full grid of prompts × siblings; those that nobody
-asked for are dead. Attention goes over the bucket's lengths, with a mask.
+All tensors that a step reads or writes, including the step's number, are allocated once for each
+bucket of batch sizes. A GPU can therefore replay the step as a CUDA graph (``graphs.py``), within
+which the host waits for nothing. Rows fill a grid of prompts × siblings; rows without a request are
+unused. Attention covers the bucket's lengths, with a mask.
 
-A layer is a function of tensors alone, the same for all layers, in few operations: 42 that start a
-kernel on a CPU, of which a GPU fuses the norms' 12 into two.
+A layer is a function of tensors alone, shared by all layers. It launches 42 kernels on a CPU; a GPU
+fuses the 12 of the norms into two.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from comlrl.models.fast.autograd_functions import swiglu
 from comlrl.models.fast.decoder import FastDecoder, Layer
 from comlrl.models.fast.extended import Extended, extended_linear
 
-# They follow from the batch alone, never from free memory, so that a resumed run has the same.
+# Buckets depend on the batch alone, not on free memory, so that a resumed run uses the same ones.
 ROW_BUCKETS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 LENGTH_STEP = 128  # tokens of prompts
 TOKEN_BUCKETS = (64, 128, 256, 512, 1024)
 
 
 def bucket(count: int, buckets: Sequence[int]) -> int:
-    """Return the least bucket that holds ``count``; beyond the last, a multiple of it."""
+    """Return the smallest bucket that holds ``count``; beyond the last, a multiple of it."""
     fitting = (size for size in buckets if size >= count)
     return next(fitting, -(-count // buckets[-1]) * buckets[-1])
 
 
 def grid_of(prompts: int, siblings: int) -> int:
-    """Return the number of prompts whose siblings fill a bucket of rows best."""
+    """Return the number of prompts, at least ``prompts``, whose siblings best fill a bucket."""
     return max(prompts, bucket(prompts * siblings, ROW_BUCKETS) // siblings)
 
 
@@ -58,7 +58,7 @@ class LayerCache(NamedTuple):
 
     prefix_key: Tensor  # (P, kv, width, L)
     prefix_value: Tensor  # (P, kv, L, width)
-    suffix: Tensor  # keys and values of their tokens, (2, P, kv, G, T, width)
+    suffix: Tensor  # keys and values of the siblings' tokens, (2, P, kv, G, T, width)
 
 
 class StepTensors(NamedTuple):
@@ -83,7 +83,7 @@ class Scalars(NamedTuple):
 def layer_step(
     x: Tensor, weights: LayerWeights, cache: LayerCache, step: StepTensors, scalars: Scalars
 ) -> Tensor:
-    """Put one token of each row, (R, D), through a layer; its keys and values are cached."""
+    """Apply a layer to one token of each row, (R, D), and cache its keys and values."""
     heads, scaling, eps = scalars
     _, prompts, kv, siblings, _, width = cache.suffix.shape
     rows, group, reach = prompts * siblings, heads // kv, step.suffix_bias.shape[-1]
@@ -94,7 +94,7 @@ def layer_step(
         turned.copy_(F.rms_norm(turned, (width,), None, eps) * weights.head_norms)
     rolled = turned.roll(width // 2, -1)
     turned.mul_(step.cos).addcmul_(rolled, step.sin)
-    # Rows stand as (P, kv, G): what belongs to one key head of a prompt is one matrix.
+    # In the order (P, kv, G), each key head of a prompt is one matrix product.
     grid = wide(y).view(prompts, siblings, -1, width)
     added = grid[:, :, heads:].unflatten(2, (2, kv)).permute(2, 0, 3, 1, 4)
     cache.suffix.index_copy_(4, step.t, added[:, :, :, :, None])
@@ -131,7 +131,7 @@ class StaticBatch:
         tokens: int,
         compiled: bool = False,
     ) -> None:
-        """Set up a batch. ``compiled``: whether its layers are."""
+        """Allocate a batch. ``compiled``: whether its layers are compiled."""
         self.layer = compiled_update.compiled(layer_step) if compiled else layer_step
         self.fast, self.siblings, self.capacity = fast, siblings, tokens
         weight = fast.embedding.weight
@@ -186,11 +186,11 @@ class StaticBatch:
         """Start with these prompts, which may be fewer than P.
 
         ``prefix``: each layer's keys (P, kv heads, width, L) and values (P, kv heads, L, width).
-        ``hidden_PD``: of the prompts' last tokens. ``agent_P``: places among the decoder's names.
+        ``hidden_PD``: states of the prompts' last tokens. ``agent_P``: indices into ``fast.names``.
         """
         count, length = len(lengths_P), prefix[0][0].shape[-1]
         for cache, (key, value) in zip(self.caches, prefix, strict=True):
-            # What lies outside has weight 0, but 0 · NaN of a batch before would be NaN.
+            # Entries outside have weight 0, but 0 · NaN from an earlier batch would be NaN.
             cache.prefix_key.zero_()[:count, :, :, :length] = key
             cache.prefix_value.zero_()[:count, :, :length] = value
             cache.suffix.zero_()
@@ -211,9 +211,9 @@ class StaticBatch:
                 weights.head_norms.copy_(layer.head_norms.weight)
 
     def step(self, reach: int) -> None:
-        """Put the newest token of each row through the model.
+        """Run the model on the newest token of each row.
 
-        ``reach``: how many of the rows' own tokens are looked at, more than the step's number.
+        ``reach``: tokens per row that attention covers; must exceed the step's number.
         """
         self.previous_RD.copy_(self.hidden_RD)
         position_R = self.length_R + self.t
@@ -235,6 +235,6 @@ class StaticBatch:
         self.t.add_(1)
 
     def undo(self) -> None:
-        """Take the newest step back, so that it can be made with other tokens."""
+        """Undo the latest step, so that it can be repeated with other tokens."""
         self.t.sub_(1)
         self.hidden_RD.copy_(self.previous_RD)

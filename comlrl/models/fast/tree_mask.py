@@ -1,9 +1,9 @@
-"""Attention among packed rows by one mask: a token sees its prompt and what is before it.
+"""Attention in packed rows by one mask: a token sees itself and its ancestors in a tree.
 
-Tokens stand row by row, those of a row in pre-order of the tree that prompt and completions are.
-The descendants of a token then follow it, up to the next token that is no deeper, so that one
-vector is the tree: ``visible(q, k) = k ≤ q < end[k]``. On a GPU this is the mask of FlexAttention,
-which leaves out what no block sees; elsewhere, where that has no backward pass, a dense mask.
+The prompt and completions of a row form a tree. Tokens are ordered row by row, and within a row in
+pre-order. The descendants of a token then directly follow it, so that one vector encodes the tree:
+``visible(q, k) = k ≤ q < end[k]``. On a GPU, FlexAttention applies the mask and skips empty blocks;
+elsewhere, where it has no backward pass, the mask is dense.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 128  # tokens of a block of FlexAttention
 
 
 def subtree_ends(depths: Sequence[int]) -> list[int]:
-    """Return for each token, in pre-order, the place after its last descendant."""
+    """Return, for each token in pre-order, the index after its last descendant."""
     ends, open_tokens = [len(depths)] * len(depths), list[int]()
     for token, depth in enumerate(depths):
         while open_tokens and depths[open_tokens[-1]] >= depth:
@@ -33,7 +33,7 @@ def subtree_ends(depths: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class TreePlan:
-    """The attention of a layer after which some tokens are needed, or all."""
+    """The attention of a layer whose outputs are needed for some tokens, or for all."""
 
     end_T: Tensor
     query_Q: Tensor | None = None  # None: all tokens
@@ -50,7 +50,7 @@ class TreePlan:
 
     @functools.cached_property
     def blocks(self) -> Any:
-        """The mask as FlexAttention takes it."""
+        """The mask in the format of FlexAttention."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         end_T, query_Q = self.end_T, self.query_Q
@@ -89,7 +89,7 @@ class TreePlan:
 
 @functools.cache
 def flex() -> Any:
-    """Return FlexAttention, compiled; without that it computes all scores."""
+    """Return compiled FlexAttention; uncompiled, it would compute all scores."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)

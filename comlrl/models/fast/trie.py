@@ -1,8 +1,8 @@
 """The distinct tokens of packed rows: a common prefix is computed once.
 
-A token's hidden state depends on the tokens before it alone, so the completions of a row are a tree
-below their prompt's last token. Completions of trained policies are often the same. Prompts of one
-agent begin alike: with a system message, instructions or worked examples.
+A token's hidden state depends only on itself and the tokens before it, so the completions of a row
+form a tree below their prompt's last token. Completions of trained policies are often equal.
+Prompts of one agent share a prefix: a system message, instructions or worked examples.
 A completion's last token predicts nothing, so its state is computed only on request.
 """
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from comlrl.types import TokenBatch
 
-WORTH_SHARING = 1 / 16  # least share of the prompts' tokens that a common beginning must save
+WORTH_SHARING = 1 / 16  # minimum share of the prompts' tokens that a common prefix must save
 
 
 @dataclass(frozen=True, slots=True)
 class CommonBeginning:
-    """The tokens with which all prompts of an agent begin, as many for each agent.
+    """The common prefix of each agent's prompts, of the same length for all agents.
 
-    R: rows. The first of an agent's rows stands for all of them.
+    R: rows. The prefix is computed in the first of an agent's rows.
     """
 
     length: int
@@ -31,10 +31,10 @@ class CommonBeginning:
 
     @classmethod
     def from_batch(cls, batch: TokenBatch, agent_R: Tensor | None = None) -> CommonBeginning:
-        """Compare each prompt with its agent's first.
+        """Compare each prompt with the first one of its agent.
 
-        ``agent_R``: the rows' agents, each agent's rows in succession; None: they have the same.
-        A prompt's last token is never shared.
+        ``agent_R``: the agent of each row, with an agent's rows adjacent; None: there is one agent.
+        A prompt's last token is never shared. The length is 0 if sharing would save little.
         """
         count = len(batch.segment_RL)
         rows_R = torch.arange(count)
@@ -57,12 +57,12 @@ class CommonBeginning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trie:
-    """The distinct tokens of packed rows: all prompts' in the rows' order, then the others.
+    """The distinct tokens of packed rows: those of prompts in row order, then those of completions.
 
-    A common beginning belongs to the first of its rows.
+    A common prefix of prompts belongs to the first of its rows.
 
-    S: completions that are neither a copy nor a prefix of a sibling; they hold all the tokens.
-    C: tokens of the longest. A completion's last token is among them if it is requested, or if a
+    S: completions that are neither a copy nor a prefix of a sibling; they contain all the tokens.
+    C: tokens of the longest. A completion's last token is included if it is requested, or if a
     sibling continues after it.
     """
 
@@ -78,10 +78,10 @@ class Trie:
     def from_batch(
         cls, batch: TokenBatch, last_tokens: bool, agent_R: Tensor | None = None
     ) -> Trie:
-        """Build a trie from sorted completions.
+        """Build a trie by sorting the completions.
 
-        The longest prefix that a completion shares with any before it, it shares with the previous
-        one. ``agent_R``: as in ``CommonBeginning.from_batch``.
+        In sorted order, no earlier completion shares a longer prefix with a completion than its
+        predecessor does. ``agent_R``: as in ``CommonBeginning.from_batch``.
         """
         computed_RL = batch.segment_RL > 0
         if not last_tokens:
@@ -126,16 +126,13 @@ class Trie:
         rows_RL = torch.arange(len(real_RL))[:, None].expand_as(real_RL)
         row_T = torch.full((self.count,), len(real_RL))
         row_T = row_T.scatter_reduce(0, self.token_RL[real_RL], rows_RL[real_RL], "amin")
-        place_T = row_T.argsort(stable=True).argsort()  # of rows alike, in the order they have
+        place_T = row_T.argsort(stable=True).argsort()  # tokens of a row keep their order
         token_RL = place_T[self.token_RL].where(real_RL, -1)
         return replace(self, token_RL=token_RL, path_SC=place_T[self.path_SC])
 
 
 def _completions(batch: TokenBatch, computed_RL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row, (S,), token ids, (S, C), with −1 in padding, and padding mask, (S, C).
-
-    These are of the completions' computed tokens.
-    """
+    """Return the completions' computed tokens: rows, (S,), ids, (S, C), −1 in padding, and mask."""
     segment_RL = batch.segment_RL
     of_row = segment_RL + (int(segment_RL.max()) + 1) * torch.arange(len(segment_RL))[:, None]
     rows_RL = torch.arange(len(segment_RL))[:, None].expand_as(segment_RL)

@@ -1,1 +1,1 @@
-"""Sampling by vLLM servers: their replies, one server, several, the agents' adapters on them."""
+"""Sampling by vLLM servers: processes, clients, replies, and the agents' adapters."""

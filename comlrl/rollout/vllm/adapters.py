@@ -1,9 +1,9 @@
 """The agents' adapters as files, and on the servers that sample for them.
 
-Whenever weights have moved, the adapter is written to a folder that the servers read and loaded
-under a new name; then the previous one is unloaded. A name ends in a count of the operations that
-have changed the weights. It also has a part of the run: a name that was used for other weights
-could be answered from a stale cache.
+When weights have changed, the adapter is written to a folder that the servers read, and loaded
+under a new name; then the previous one is unloaded. A name contains a random id of the run and the
+number of operations that have changed the weights. Names are never reused for other weights,
+because a server could answer from a stale cache.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from comlrl.rollout.vllm.servers import Servers
 
 MEMORY = Path("/dev/shm")  # a file system in memory
 LOCAL = {"localhost", "127.0.0.1", "::1", socket.gethostname()}  # names of this machine
-HOLDS = 4  # copies of the adapters that its free space must hold: new, replaced and pinned ones
+HOLDS = 4  # copies of the adapters that must fit there: new, replaced and pinned ones
 
 
 class Adapters:
-    """Several processes may share a server: they give the same weights one name."""
+    """The adapters of a team. Processes that share a server use one name for the same weights."""
 
     def __init__(self, team: Team, servers_N: Sequence[Servers], folder: Path) -> None:
-        """Initialize. ``servers_N``: of each agent. ``folder``: of the files, which the servers
-        read too; a link into memory, where all servers are on this machine."""
+        """Initialize.
+
+        ``servers_N``: of each agent. ``folder``: for files, which the servers read too; they are in
+        memory if all servers are on this machine.
+        """
         self.team, self.servers_N = team, servers_N
         self._entry = folder / f"process_{distributed.rank()}"
         shutil.rmtree(self._entry.resolve(), ignore_errors=True)  # of a process that was killed
@@ -48,15 +51,17 @@ class Adapters:
             shutil.copymode(folder, self._entry)  # a server may be another user's
         self.folder = self._entry.resolve()
         self.run = distributed.from_main(lambda: secrets.token_hex(3))  # others may share a server
-        self.names: dict[int, str] = {}  # of each agent's adapter as it is loaded
+        self.names: dict[int, str] = {}  # agent → its loaded adapter
         self._pinned: dict[str, int] = {}  # name → agent, of those that stay loaded
 
     def load_moved(self, first: bool = False) -> None:
-        """Load the adapters that have moved, then unload those that they replace. Raises
-        ServerError where they are refused, with ``first`` also where a server does not answer."""
+        """Load adapters whose weights have changed, then unload those that they replace.
+
+        Raises ServerError if they are refused; with ``first``, also if a server does not answer.
+        """
         moved = []
         for agent in self.team.agents:
-            # Of in-place operations, of which every process makes the same.
+            # In-place operations, whose number is the same on every process.
             count = sum(weight._version for weight in agent.named().values())
             name = f"{agent.adapter}-{self.run}-{count}"
             if name != self.names.get(agent.index):
@@ -67,12 +72,12 @@ class Adapters:
         self._give(first)
 
     def pin(self, pinned: bool) -> None:
-        """Keep the present adapters loaded, also when they are replaced; False: none."""
+        """Keep the current adapters loaded even after they are replaced; False: keep none."""
         self._pinned = self._present() if pinned else {}
         self._give()
 
     def close(self) -> None:
-        """Unload adapters from the servers that are still there, and remove the files."""
+        """Unload adapters from servers that still answer, and remove the files."""
         background.run(servers.give({}) for servers in dict.fromkeys(self.servers_N))
         shutil.rmtree(self.folder, ignore_errors=True)
         self._entry.unlink(missing_ok=True)
@@ -94,7 +99,7 @@ class Adapters:
         agent.peft.peft_config[agent.adapter].save_pretrained(str(folder))
 
     def _fit_memory(self) -> bool:
-        """Return whether the servers share this machine's memory, and adapters fit there."""
+        """Return whether all servers are on this machine, and adapters fit in its memory."""
         urls = [server.url for servers in self.servers_N for server in servers.members]
         if not os.access(MEMORY, os.W_OK) or any(httpx.URL(url).host not in LOCAL for url in urls):
             return False
@@ -110,7 +115,7 @@ class Adapters:
         return {name: agent for agent, name in self.names.items()}
 
     def _give(self, first: bool = False) -> None:
-        """Have each server hold the adapters of its agents, and no others."""
+        """Make each server load the adapters of its agents, and no others."""
         adapters_of: dict[Servers, dict[str, str]] = {servers: {} for servers in self.servers_N}
         wanted = self._pinned | self._present()
         for name, index in wanted.items():

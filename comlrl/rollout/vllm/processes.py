@@ -1,4 +1,4 @@
-"""vLLM servers that a run starts and ends: process groups."""
+"""vLLM servers that a run starts and stops, as process groups."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from comlrl.rollout.vllm.servers import PAUSE, Server
 KEY = "generation.vllm_command"
 STARTING = 1800.0  # seconds until a server answers: it may download its model first
 ENDING = 15  # seconds from SIGTERM to SIGKILL
-# The shell's input ends with whoever started it, however that ended. A second shell in the group
-# waits for this, and ends the group.
+# The shell's input closes when the process that started it ends, for any reason. A second shell in
+# the group waits for this, and terminates the group.
 SHELL = f"""
 exec 3<&0 </dev/null
 trap : TERM
@@ -39,12 +39,12 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """A server that ``command`` starts. It ends with ``stop``, and with this process, also where
-    that is killed."""
+    """A server that a shell command starts. It ends with ``stop``, or when this process ends, even
+    if killed."""
 
     def __init__(self, command: str, url: str, log: Path) -> None:
-        """Start the server. ``command``: for the shell. ``log``: of its output. Raises UserError
-        where something listens at its address."""
+        """Start the server. ``log``: file for its output. Raises UserError if the address is in
+        use."""
         self.command, self.url, self.log = command, url, log
         address = httpx.URL(url)
         with (
@@ -68,7 +68,7 @@ class ServerProcess:
             )
 
     def wait(self, seconds: float = STARTING) -> None:
-        """Wait until the server answers. Raises UserError where it ends before that."""
+        """Wait until the server answers. Raises UserError if it ends or takes too long."""
         limit, server = time.monotonic() + seconds, Server(self.url)
         while True:
             code = self.process.poll()
@@ -89,7 +89,7 @@ class ServerProcess:
                 return
 
     def stop(self) -> None:
-        """End the server and all that it has started: SIGTERM, after some seconds SIGKILL."""
+        """Stop the server and all processes that it has started: SIGTERM, later SIGKILL."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:

@@ -1,6 +1,6 @@
 """Validation of a vLLM server's replies, before anything is sampled, learned or printed.
 
-Whatever is not of the documented form raises BadReply, and is not requested again.
+Replies that do not have the documented form raise BadReply, and are not requested again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def models(url: str, reply: Any) -> tuple[list[str], int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A completion as a server drew it. ``support_L``: the tokens that truncation left at each
+    """A completion that a server sampled. ``support_L``: the tokens that truncation left at each
     position."""
 
     token_ids: tuple[int, ...]
@@ -53,7 +53,7 @@ class Drawn:
 def completions(
     url: str, reply: Any, *, count: int, max_tokens: int, vocabulary: int, support: bool = False
 ) -> list[Drawn]:
-    """Return the completions by index. ``support``: with the support of truncation."""
+    """Check and return completions, by index. ``support``: require the support of truncation."""
     choices = _mappings(reply.get("choices")) if isinstance(reply, dict) else []
     indices: list[Any] = [choice.get("index") for choice in choices]
     if not all(type(index) is int for index in indices) or sorted(indices) != [*range(count)]:
@@ -116,7 +116,7 @@ def _check_ids(url: str, ids: list[Any], vocabulary: int) -> None:
 
 
 def _mappings(value: Any) -> list[dict[str, Any]]:
-    """Return a list of mappings; empty if it is something else."""
+    """Return the value if it is a list of mappings, else an empty list."""
     is_list = isinstance(value, list) and all(isinstance(item, dict) for item in value)
     return value if is_list else []
 

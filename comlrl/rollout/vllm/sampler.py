@@ -1,10 +1,10 @@
-"""Completions of vLLM servers, each agent's under its present adapter.
+"""Sampling by vLLM servers, with each agent's current adapter.
 
-``hold`` gives a sampler that stays with the adapters of that moment: they stay loaded while weights
-move, until others are held.
+``hold`` returns a sampler of the adapters of that moment, which stay loaded while weights change,
+until the next ``hold`` or ``release``.
 
-A server draws its own random numbers: what is sampled depends on what else it does, so that
-neither keyed sampling nor bit-exact resuming hold.
+Servers draw their own random numbers, so completions depend on other requests: sampling is not
+keyed, and resuming is not bit-exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ID_BYTES = 12  # of a token that survived truncation
 
 
 class VLLMSampler(TeamReader):
-    """A Sampler."""
+    """Sampler of a team by vLLM servers."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class VLLMSampler(TeamReader):
     ) -> None:
         """Initialize the sampler.
 
-        ``servers_N``: of each agent, the same object for agents that share theirs. ``folder``: for
-        adapters; the servers read it too. ``max_length``: tokens of prompt and completion together.
-        ``sampling``: training's. Raises UserError where a server does not take the adapters.
+        ``servers_N``: of each agent; agents may share an object. ``folder``: for adapters; the
+        servers read it too. ``max_length``: tokens of prompt and completion together. ``sampling``:
+        the settings of training. Raises UserError if a server does not load the adapters.
         """
         super().__init__(team, max_length)
         self.servers_N = servers_N
         self.adapters = Adapters(team, servers_N, folder)
-        # Servers that return what truncation leaves want a top_k with every request.
+        # Servers that return the tokens which truncation leaves need a top_k in every request.
         self.replaying = {
             servers_N[agent.index]
             for agent in team.agents
@@ -78,13 +78,13 @@ class VLLMSampler(TeamReader):
     ) -> list[list[tuple[Completion, ...]]]:
         """Sample completions of each agent's requests, in order: a tuple with one for each key.
 
-        Raises ServerError.
+        Raises ServerError if the servers fail.
         """
         held = self.present() if any(requests_N) else HeldSampler(self, self.adapters.names)
         return held.sample(requests_N, sampling)
 
     def present(self) -> HeldSampler:
-        """Return a sampler of the present adapters, until weights change.
+        """Return a sampler of the current adapters, valid until weights change.
 
         Raises ServerError if adapters cannot be loaded.
         """
@@ -97,14 +97,14 @@ class VLLMSampler(TeamReader):
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """Return completions unchanged: nothing that is sampled here is learned from."""
+        """Return completions unchanged, because training does not use this sampler alone."""
         return [list(groups) for groups in groups_N]
 
     def hold(self) -> HeldSampler:
-        """Return a sampler of the present adapters, which stay loaded until the next call.
+        """Return a sampler of the current adapters, loaded until the next ``hold`` or ``release``.
 
-        The next ``hold`` or ``release`` ends them; no sampling with those held before may be under
-        way. Raises ServerError if adapters cannot be loaded.
+        No sampling with adapters held before may be in progress. Raises ServerError if adapters
+        cannot be loaded.
         """
         self.adapters.pin(False)
         held = self.present()
@@ -116,22 +116,22 @@ class VLLMSampler(TeamReader):
         self.adapters.pin(False)
 
     def leave(self) -> None:
-        """Wait for no answer any more: ``sample`` raises ServerError, in whatever thread."""
+        """Stop waiting for answers: ``sample`` raises ServerError in every thread."""
         for servers in self.servers_N:
             servers.leave()
 
     def close(self) -> None:
-        """Unload the adapters from the servers that are still there."""
+        """Unload the adapters from servers that still answer."""
         self.leave()
         self.adapters.close()
 
 
 class HeldSampler:
-    """A Sampler and AsyncSampler by the adapters of one moment. It may be used in a thread while
-    weights move, and makes no collective call."""
+    """A Sampler and AsyncSampler with fixed adapters. It may be used in a thread while weights
+    change, and makes no collective call."""
 
     def __init__(self, engine: VLLMSampler, names: Mapping[int, str]) -> None:
-        """Initialize. ``names``: of the adapters, by agent."""
+        """Initialize. ``names``: agent → adapter name."""
         self.engine, self.names = engine, names
         self.encode, self.fits, self.token_texts = engine.encode, engine.fits, engine.token_texts
         self._slots = _slots(engine.servers_N, SINGLE_IN_FLIGHT)
@@ -139,15 +139,15 @@ class HeldSampler:
     async def sample_one(
         self, agent: int, request: Request, sampling: Sampling
     ) -> tuple[Completion, ...]:
-        """Return one request's completions. It is withdrawn where this is cancelled. Raises
-        ServerError."""
+        """Return one request's completions. Cancellation also cancels the request. Raises
+        ServerError if the servers fail."""
         answer = submit(self._ask(agent, request, sampling, self._slots))
         return self._read(agent, request, await asyncio.wrap_future(answer), sampling)
 
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Sample completions of each agent's requests, in order. Raises ServerError."""
+        """Sample completions of each agent's requests, in order. Raises as ``sample_one``."""
         answers_N = [
             [submit(self._ask(i, request, sampling, self.engine.slots)) for request in requests]
             for i, requests in enumerate(requests_N)
@@ -173,7 +173,7 @@ class HeldSampler:
         sampling: Sampling,
         slots: Mapping[Servers, asyncio.Semaphore],
     ) -> tuple[str, Any]:
-        """Return the server that has answered an agent's request, and its answer."""
+        """Return the URL of the server that answered an agent's request, and the answer."""
         agent, sampling = self.engine.team.actor(index), sampling.for_agent(index)
         name, servers = self.names[agent.index], self.engine.servers_N[agent.index]
         vocabulary = self.engine.vocabularies[agent.index]
@@ -184,7 +184,7 @@ class HeldSampler:
             "temperature": sampling.temperature,
             "stop_token_ids": list(agent.stop_ids),
             "logprobs": 0,  # of the sampled token alone
-            # Else a model's generation_config.json would have its say.
+            # Else the model's generation_config.json would apply.
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "top_k": sampling.top_k or 0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -204,7 +204,7 @@ class HeldSampler:
             most += ID_BYTES * new * vocabulary
         else:
             path, body = COMPLETIONS, {"prompt": prompt, "return_token_ids": True} | params
-        # A task's later prompts begin as its first does.
+        # A task's prompts share a prefix.
         prefix = request.task_id or str(prompt)
         async with slots[servers]:
             return await servers.ask(prefix, path, {"model": name} | body, most)
@@ -212,7 +212,7 @@ class HeldSampler:
     def _read(
         self, index: int, request: Request, answer: tuple[str, Any], sampling: Sampling
     ) -> tuple[Completion, ...]:
-        """Return the completions of a request by the server's answer to it. Raises BadReply."""
+        """Return a request's completions from the server's answer. Raises BadReply."""
         agent, sampling = self.engine.team.actor(index), sampling.for_agent(index)
         greedy = sampling.temperature == 0
         url, reply = answer
@@ -229,7 +229,7 @@ class HeldSampler:
 
 
 def _slots(servers_N: Sequence[Servers], count: int) -> dict[Servers, asyncio.Semaphore]:
-    """Return room for so many requests at each server."""
+    """Return a semaphore for ``count`` requests per server."""
     return {s: asyncio.Semaphore(max(1, count * len(s.members))) for s in servers_N}
 
 
@@ -238,7 +238,7 @@ def _completion(agent: Agent, drawn: Drawn, sampling: Sampling) -> Completion:
     text, stopped = agent.decode(ids), ids[-1] in agent.stop_ids
     if sampling.stop:
         stops = stop_texts(agent.tokenizer, sampling.stop)
-        # A server that decodes several tokens at once may have written on after a stop.
+        # A server that decodes several tokens at once may have continued after a stop.
         if (end := stops.end(ids)) is not None:
             ids, logprob_L, stopped = ids[:end], logprob_L[:end], True
             sets_L = None if sets_L is None else sets_L[:end]

@@ -1,4 +1,4 @@
-"""vLLM servers, reached over HTTP: a single one, and several of one model.
+"""HTTP clients of vLLM servers: of one server, and of several with the same model.
 
 They must have been started with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` (docs/scaling.md).
 """
@@ -30,18 +30,18 @@ COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"  # also returns what truncation left
 SHORT = 10.0  # seconds for a connection, and for answers that need no computation
 FIRST = 300.0  # seconds for the first token, for which kernels may be compiled
-MAX_REPLY = 1 << 20  # bytes, beside those of the tokens that were requested
-PASSING = frozenset({408, 429})  # statuses of errors that may pass, beside those from 500 on
-LONGEST_WAIT = 30.0  # seconds between two looks at a server that is away
+MAX_REPLY = 1 << 20  # bytes, besides those of the tokens that were requested
+PASSING = frozenset({408, 429})  # statuses of temporary errors, besides all ≥ 500
+LONGEST_WAIT = 30.0  # maximum seconds between two polls of an unreachable server
 LAST_WAIT = 120.0  # seconds without an answer, for a run that was asked to end
-PAUSE = 1.0  # seconds between two looks at whether the run was asked to end
+PAUSE = 1.0  # seconds between two checks of whether the run was asked to end
 RELOADS = 3  # of an adapter that a restarted server does not have
 
 T = TypeVar("T")
 
 
 class Failure(ServerError):
-    """No answer (``status`` is 0; ``late``: within its time), or an error as the answer."""
+    """No answer (``status`` is 0; ``late``: it timed out), or an error as the answer."""
 
     def __init__(self, url: str, reason: str, status: int = 0, late: bool = False) -> None:
         self.reason, self.status, self.late = one_line(reason), status, late
@@ -51,8 +51,8 @@ class Failure(ServerError):
 
 
 class Server:
-    """One server. Its coroutines run in the clients' event loop; the checks are called from other
-    threads."""
+    """A client of one server. Its coroutines run in the event loop of ``background``; other threads
+    call the checks."""
 
     def __init__(self, url: str) -> None:
         """Initialize. ``url``: without ``/v1`` or a final slash. Raises UserError for a malformed
@@ -60,7 +60,7 @@ class Server:
         self.url = url
         self.loaded: set[str] = set()  # adapters, as far as the client can tell
         self.lock = asyncio.Lock()  # of loading and unloading
-        self.wait = 0.0  # seconds before the next look at it; 0: it has answered since a failure
+        self.wait = 0.0  # seconds until the next poll; 0: no failure since it last answered
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key := os.environ.get("VLLM_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
@@ -72,15 +72,17 @@ class Server:
                 # A new connection for each request: an idle one may be closed as it is used.
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
                 verify=ssl.create_default_context() if url.startswith("https") else False,
-                follow_redirects=False,  # the key would go with it
-                trust_env=False,  # a proxy leads outside
+                follow_redirects=False,  # a redirect would receive the key
+                trust_env=False,  # no proxies from the environment
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise UserError(f"{KEY}: '{url}' is not an address ({error})") from error
 
     def check(self) -> tuple[str, int | None]:
-        """Return the base model's name, and the tokens that the server holds, where it reports
-        them. Raises UserError where it cannot be reached."""
+        """Return the base model's name, and the server's token limit, if it reports one.
+
+        Raises UserError if it cannot be reached.
+        """
         try:
             (base, *_), length = models(self.url, submit(self.ask("/v1/models")).result())
         except BadReply as error:
@@ -93,9 +95,11 @@ class Server:
         return base, length
 
     def check_logprobs(self, base: str, *, support: bool) -> None:
-        """Raise UserError unless log-probabilities are over the distribution that is sampled from,
-        with temperature and truncation: where a single token survives, they are 0. ``support``:
-        and the tokens that survive truncation are returned."""
+        """Raise UserError unless log-probabilities include temperature and truncation.
+
+        With a single surviving token they must be 0. ``support``: the server must also return the
+        tokens that survive truncation.
+        """
         params = {"max_tokens": 8, "temperature": 1.0, "top_k": 1, "logprobs": 0}
         params["ignore_eos"] = True
         path, body = COMPLETIONS, {"prompt": [0], "return_token_ids": True} | params
@@ -124,7 +128,7 @@ class Server:
         return models(self.url, await self.ask("/v1/models"))[0]
 
     async def load(self, name: str, path: str, seconds: float) -> None:
-        """Load an adapter unless it is there. Raises as ``ask`` does."""
+        """Load an adapter unless the server has it. Raises as ``ask`` does."""
         try:
             adapter = {"lora_name": name, "lora_path": path}
             await self.ask("/v1/load_lora_adapter", adapter, seconds)
@@ -139,9 +143,11 @@ class Server:
         seconds: float = SHORT,
         most: int = MAX_REPLY,
     ) -> Any:
-        """Return the answer to a GET, or with a body to a POST. The complete answer has
-        ``seconds``, and at most ``most`` bytes. Raises Failure and BadReply, and ServerError where
-        this process has too many files open."""
+        """Return the answer to a GET, or to a POST if there is a body.
+
+        ``seconds``, ``most``: limits on the time and bytes of the complete answer. Raises Failure,
+        BadReply, and ServerError if this process has too many open files.
+        """
         try:
             response, text = await asyncio.wait_for(self._exchange(path, body, most), seconds)
         except asyncio.TimeoutError:
@@ -150,7 +156,7 @@ class Server:
             causes = list(_causes(error))
             for cause in causes:
                 if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
-                    raise ServerError(  # no reason to leave the server out
+                    raise ServerError(  # not the server's fault
                         f"{KEY}: '{self.url}': no connection, {cause.strerror}; raise `ulimit -n`"
                     ) from error
             reason = f"{type(causes[-1]).__name__}: {causes[-1]}"
@@ -159,7 +165,7 @@ class Server:
             raise Failure(self.url, _reason(response, text), response.status_code)
         if len(text) > most:
             raise BadReply(self.url, f"more than {most} bytes")
-        if not text.startswith((b"{", b"[")):  # loading and unloading are answered by a sentence
+        if not text.startswith((b"{", b"[")):  # the answer to loading and unloading is a sentence
             return text.decode(errors="replace")
         try:
             return json.loads(text)
@@ -171,7 +177,7 @@ class Server:
     async def _exchange(
         self, path: str, body: Mapping[str, Any] | None, most: int
     ) -> tuple[httpx.Response, bytes]:
-        """Return a response and its body, which is left where it is longer than ``most``."""
+        """Return a response and its body; stop reading if it exceeds ``most`` bytes."""
         method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
         text = bytearray()
         async with self._client.stream(method, path, content=content) as response:
@@ -183,15 +189,17 @@ class Server:
 
 
 class Servers:
-    """Servers of one model. Adapters are on each of them, and a task's requests go to one, whose
-    cache then holds the prompts' common beginning (rendezvous hashing, Thaler and Ravishankar
-    1998). A server that does not answer is left out, and the next in a task's ranking samples for
-    it. It is taken back once it answers and has the present adapters.
+    """A client of several servers of one model.
 
-    A run that was asked to end by a signal waits for no server that is away, and not long for one
-    that is silent: whoever sent the signal kills it after some minutes, and it has still to save.
+    Each server loads all adapters. A task's requests go to one server, which then caches the
+    prompts' common prefix (rendezvous hashing, Thaler and Ravishankar 1998). A server that does not
+    answer is excluded, and the next one in a task's ranking samples for it, until it answers again
+    and has the current adapters.
 
-    The coroutines run in the clients' event loop; ``leave`` may be called by any thread.
+    A run that a signal asks to end does not wait for unreachable servers, and only briefly for
+    silent ones: it must save before the sender of the signal kills it.
+
+    Coroutines run in the event loop of ``background``; any thread may call ``leave``.
     """
 
     def __init__(
@@ -203,24 +211,26 @@ class Servers:
     ) -> None:
         """Initialize.
 
-        ``patience``: seconds without an answer, and after which servers that are all away are given
-        up. ``first_wait``: seconds before a missing server is first tried again; doubled each time.
-        ``ending``: whether the run is about to end.
+        ``patience``: seconds to wait for an answer, and for any server if all are unreachable.
+        ``first_wait``: seconds before an unreachable server is first polled; doubled each time.
+        ``ending``: returns whether the run is about to end.
         """
         self.patience, self.first_wait, self.ending = patience, first_wait, ending
         self.members = tuple(map(Server, urls))
         self._urls = ", ".join(f"'{url}'" for url in urls)
-        self.away: dict[Server, asyncio.Task[None]] = {}  # and what ends once they are back
-        self._adapters: dict[str, str] = {}  # name → folder, of those that all shall have
+        self.away: dict[Server, asyncio.Task[None]] = {}  # task: ends once the server is back
+        self._adapters: dict[str, str] = {}  # name → folder, for all servers
         self._replaced: set[str] = set()  # a server that was away may still have them
         self._failure = ""  # the latest
         self._answered = 0.0  # when a request was last answered
-        self._left = ""  # why nothing is waited for any more
+        self._left = ""  # why waiting has stopped
         raise_open_limit()  # each request has a connection
 
     async def give(self, adapters: Mapping[str, str], first: bool = False) -> None:
-        """Load adapters, name → folder, on all servers together, then unload all others. Raises
-        ServerError where they are refused; ``first``: and where a server does not answer."""
+        """Load adapters, name → folder, on all servers concurrently, then unload all others.
+
+        Raises ServerError if they are refused; with ``first``, also if a server does not answer.
+        """
 
         async def give(server: Server) -> None:
             try:
@@ -240,22 +250,25 @@ class Servers:
     async def ask(
         self, prefix: str, path: str, body: Mapping[str, Any], most: int = MAX_REPLY
     ) -> tuple[str, Any]:
-        """Return the server that has answered a request, and the answer. ``prefix``: what its
-        prompt has in common with others. ``body["model"]`` names an adapter that was loaded. Raises
-        ServerError where the servers are given up or refuse it, and BadReply."""
+        """Return the URL of the server that answered a request, and the answer.
+
+        ``prefix``: equal for requests whose prompts share a prefix. ``body["model"]``: the name of
+        a loaded adapter. Raises BadReply, and ServerError if the servers refuse or are given up.
+        """
         return await self._unless_left(self._ask(prefix, path, body, most))
 
     def leave(self, reason: str = "") -> None:
-        """Wait for nothing any more; requests that are under way raise ServerError with
-        ``reason``."""
+        """Stop waiting; pending requests raise ServerError with ``reason``."""
         self._left = self._left or reason or f"{KEY}: {self._urls} is not asked any more"
 
     def _here(self) -> list[Server]:
         return [server for server in self.members if server not in self.away]
 
     async def _unless_left(self, job: Coroutine[Any, Any, T]) -> T:
-        """Wait for a job. Raises ServerError where the servers are left before it ends, which they
-        are once they are silent and the run was asked to end."""
+        """Wait for a job. Raises ServerError if ``leave`` is called before it ends.
+
+        ``leave`` is called here if the run was asked to end and the servers are silent.
+        """
         task, since = asyncio.create_task(job), time.monotonic()
         try:
             while not self._left:
@@ -283,7 +296,7 @@ class Servers:
             except ServerError as error:
                 if not error.may_pass:
                     raise
-                silent = isinstance(error, Failure) and error.late  # all the while
+                silent = isinstance(error, Failure) and error.late  # since ``began``
                 since = min(since, began if silent else time.monotonic())
                 failed.add(server)
                 self._lose(server, str(error))
@@ -295,9 +308,11 @@ class Servers:
             return server.url, reply
 
     async def _choose(self, prefix: str, failed: set[Server], since: float) -> Server:
-        """Return the first in the prefix's ranking of the servers that are there, one that has not
-        ``failed`` if possible. Waits for one to return. Raises ServerError where all are given
-        up."""
+        """Return the reachable server that ranks first for the prefix.
+
+        Prefers servers that have not ``failed``; waits if none is reachable. Raises ServerError if
+        all are given up.
+        """
         while True:
             here = self._here()
             if not here:
@@ -333,7 +348,7 @@ class Servers:
         raise ServerError(f"{KEY}: '{server.url}' does not keep the adapter {name}")
 
     async def _load(self, server: Server) -> None:
-        """Load what a server lacks, all of it together."""
+        """Load the adapters that a server lacks, concurrently."""
 
         async def load(name: str) -> None:
             if path := self._adapters.get(name):
@@ -341,11 +356,11 @@ class Servers:
                 server.loaded.add(name)
 
         async with server.lock:
-            while missing := self._adapters.keys() - server.loaded:  # they may move meanwhile
+            while missing := self._adapters.keys() - server.loaded:  # which may change meanwhile
                 await gather(map(load, sorted(missing)))
 
     async def _unload(self, server: Server) -> None:
-        """Unload what a server no longer needs, unless it is gone or the server is."""
+        """Unload adapters that are no longer needed; ignore failures."""
         async with server.lock:
             for name in sorted(server.loaded - self._adapters.keys()):
                 with contextlib.suppress(ServerError):
@@ -390,7 +405,7 @@ def rank(url: str, prefix: str) -> bytes:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Iterate over an error and what it was raised from, the first attempt of several."""
+    """Iterate over an error and its causes; of an ExceptionGroup, over the first error."""
     while error is not None:
         yield error
         attempts = getattr(error, "exceptions", ())  # of an ExceptionGroup
