@@ -1,8 +1,8 @@
 """External modes: the feedback on an attempt that the agents read before they try again.
 
 ``find`` looks up the mode that the ``external`` section names; its ``build`` makes the
-``comlrl.types.Transition``, which gives one text for each agent. ``comlrl.tasks.history`` appends a
-text to an agent's history.
+``comlrl.types.Transition``, which returns one text per agent. ``comlrl.tasks.history`` appends each
+text to its agent's history.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ OF_EXPERT = ("expert_model", "expert_base_url", "on_error")
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """An external mode, found and checked."""
+    """An external mode that has been loaded and checked."""
 
     name: str
     settings: ExternalConfig
-    cls: Callable[..., Transition]  # with ``expert_edits`` what stands in for the expert
-    target: Target | None  # whose class it is, where it is the user's own
-    keys_read: frozenset[str]  # settings that it is made with
+    cls: Callable[..., Transition]  # for ``expert_edits``, the fallback
+    target: Target | None  # where a custom class comes from; None for a builtin one
+    keys_read: frozenset[str]  # settings that the mode uses
 
     @property
     def facts_read(self) -> type | None:
-        """The type of ``Score.facts`` that the mode reads, by its attribute ``reads``, or None."""
+        """The type of ``Score.facts`` that the mode reads (its attribute ``reads``), or None."""
         return getattr(self.cls, "reads", None)
 
     def build(self, prompts: Prompts, fallbacks: Fallbacks | None = None) -> Transition:
-        """Return the transition. ``fallbacks`` counts the attempts answered in an expert's place.
+        """Return the transition. ``fallbacks`` counts the attempts that the fallback answered.
 
-        Raises UserError for a wrong setting.
+        Raises UserError for an invalid setting.
         """
         arguments = _arguments_of(self.cls, self.settings, prompts)
         if self.name == EXPERT:
@@ -75,13 +75,13 @@ def find(
     folder: Path = Path(),
     domain_target: Target | None = None,
 ) -> Mode:
-    """Return the mode that ``external.mode`` names; null: the domain's first, or ``plain``.
+    """Return the mode that ``external.mode`` names; if null, the domain's first mode or ``plain``.
 
     Args:
-        folder: that of the YAML file, for a custom mode.
-        domain_target: the target of a custom domain, which may have its own modes.
+        folder: the folder of the YAML file, in which a custom mode is looked up.
+        domain_target: the target of a custom domain, which may define modes.
 
-    Raises UserError for an unknown mode, or one that cannot be made.
+    Raises UserError for an unknown mode or one that cannot be built.
     """
     modes, target = domain.modes(), None
     name = settings.mode or next(iter(modes), "plain")
@@ -103,6 +103,6 @@ def find(
 def _arguments_of(
     cls: Callable[..., Any], settings: ExternalConfig, prompts: Prompts | None
 ) -> dict[str, Any]:
-    """Return the arguments of a mode that its parameters name."""
+    """Return the settings that a mode's constructor accepts, by parameter name."""
     offered = {f.name: getattr(settings, f.name) for f in fields(settings)} | {"prompts": prompts}
     return keywords(cls, "external.mode", {}, offered, "external")

@@ -1,8 +1,8 @@
 """``expert_edits``: an external model proposes compact edits for each agent's part.
 
-The expert is any OpenAI-compatible service. It
-reads the problem and the attempt alone. What it answers is untrusted text: read up to a
-limit, cleaned of control and special tokens, cut to size, quoted to the agents, never run.
+The expert is any OpenAI-compatible service. It reads only the problem and the attempt. Its answer
+is untrusted text: it is read up to a limit, cleaned of control and special tokens, truncated and
+quoted to the agents, but never run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from comlrl.tasks.prompts import Prompts
 from comlrl.types import Attempt, Transition
 
 MAX_IN_FLIGHT = 4  # requests
-MAX_EDIT = 800  # characters of an agent's edits that are quoted
+MAX_EDIT = 800  # characters quoted of an agent's edits
 
 REQUEST = """\
 These parts are written by different agents and stand together as one piece of work.
@@ -37,17 +37,17 @@ at most five lines of edits, or "none". Nothing else.
 
 @dataclass
 class Fallbacks:
-    """Attempts that ``plain`` answered in the expert's place."""
+    """The number of attempts that ``plain`` answered in place of the expert."""
 
     count: int = 0
 
 
 class ExpertEdits:
-    """Asks the expert about each attempt and tells each agent the edits to its own part.
+    """Asks the expert about each attempt and passes each agent the edits to its part.
 
-    ``fallbacks`` counts the attempts that were answered by ``plain`` instead (``on_error:
-    plain``). With ``on_error: stop`` the first failure raises ExpertError. Raises UserError
-    where the provider's key is not in the environment.
+    With ``on_error: stop`` the first failure raises ExpertError. With ``on_error: plain``,
+    ``plain`` answers instead and ``fallbacks`` counts these attempts. Raises UserError if the
+    provider's address is missing or invalid, or its key is unset.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ExpertEdits:
         plain: Transition,
         *,
         fallbacks: Fallbacks | None = None,
-        **client: Any,  # as ``ApiClient`` takes it
+        **client: Any,  # passed to ``ApiClient``
     ) -> None:
         self.prompts, self.fallbacks = prompts, fallbacks or Fallbacks()
         self._on_error, self._plain = on_error, plain
@@ -89,9 +89,7 @@ class ExpertEdits:
         )
 
     def _edits(self, attempt: Attempt) -> tuple[str, ...] | None:
-        """Return each agent's edits, or None if the expert is unavailable and ``plain`` replaces
-        it.
-        """
+        """Return each agent's edits, or None if the expert failed and ``plain`` is to answer."""
         try:
             answer = self._service.ask(request(self.prompts, attempt))
         except ExpertError as failure:
@@ -106,7 +104,7 @@ class ExpertEdits:
 
 
 def request(prompts: Prompts, attempt: Attempt) -> str:
-    """Return the expert's prompt: the problem and each agent's text, without the reward's terms."""
+    """Return the expert's prompt: the problem and each agent's text, but nothing of the reward."""
     names = prompts.parts(attempt)
     question = REQUEST.format(
         problem=prompts.domain.problem(attempt.task),
@@ -121,11 +119,11 @@ def request(prompts: Prompts, attempt: Attempt) -> str:
 
 
 def split_edits(answer: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Split an answer into each agent's part, cleaned and cut; "" for an agent without one.
+    """Split an answer into one part per agent, cleaned and truncated; "" for a missing part.
 
-    A section starts at a line that holds a name alone, decorated (``[name]``, ``### `name` ``,
-    ``**name**``) or not, or a name and a colon. Fences are left out, and names inside them start
-    nothing. An answer without any section is about the whole and goes to every agent.
+    A section starts at a line that consists of a name, plain or decorated (``[name]``,
+    ``### `name` ``, ``**name**``), or that begins with a name and a colon. Fence lines are dropped,
+    and names inside fences start no section. An answer without sections goes to every agent.
     """
     listed = "|".join(map(re.escape, names))
     heading = re.compile(rf"[\s#>*_\[`-]*({listed})(?:\(\))?[\]`*_]*\s*(?::[*_]*\s*(.*))?$")

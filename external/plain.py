@@ -1,4 +1,4 @@
-"""``plain``: no signal; the prior attempt and the request for a revision."""
+"""``plain``: the previous attempt and a request to revise it, without feedback."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from comlrl.types import Attempt
 class Plain:
     """Asks each agent to revise its own attempt.
 
-    The attempt itself is put into the text only where the prompt does not show it already
-    (``external.history: last`` with ``previous_response: false``), so that an agent reads its
-    attempt exactly once under every setting.
+    The text repeats the attempt only if the prompt does not already show it
+    (``external.history: last`` with ``previous_response: false``), so an agent reads its attempt
+    exactly once under every setting.
     """
 
     def __init__(self, prompts: Prompts, history: str = "full", previous_response: bool = True):

@@ -1,6 +1,6 @@
-"""A model behind an OpenAI-compatible service, which is asked one question at a time.
+"""Client of a model behind an OpenAI-compatible service, for one question at a time.
 
-What it answers is untrusted text: read up to a limit, and for its users to clean and to cut.
+Answers are untrusted text: they are read up to a limit, and callers must clean and truncate them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from comlrl.errors import UserError
 from comlrl.rollout import background
 from comlrl.rollout.api_client import ApiClient, ApiFailure
 
-MAX_TOKENS = 1024  # asked of the service
+MAX_TOKENS = 1024  # requested from the service
 
 
 class Provider(NamedTuple):
-    """A service whose address and key variable are known."""
+    """A service with a known address and key variable."""
 
     models: str  # pattern of its models' names
     base_url: str
@@ -31,20 +31,20 @@ PROVIDERS = (
     Provider(r"claude", "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
     Provider(r"gpt-|o\d", "https://api.openai.com/v1", "OPENAI_API_KEY", "max_completion_tokens"),
 )
-OTHER_KEY = "EXPERT_API_KEY"  # for every other address; may be unset, as local servers need none
+OTHER_KEY = "EXPERT_API_KEY"  # for any other address; may be unset, since local servers need none
 
 
 class ExpertError(UserError):
-    """The expert could not be had; the message says what it was asked and what came back."""
+    """The expert gave no usable answer; the message states the request and the failure."""
 
     exit_code = 1
 
 
 def provider_of(model: str, base_url: str | None) -> Provider:
-    """Return the provider of ``external.expert_model`` and the variable that holds its key.
+    """Return the provider of ``external.expert_model``, with the variable that holds its key.
 
-    A known provider's key is sent to that provider's host only. Raises UserError if the address is
-    missing and cannot be inferred from the model's name.
+    A known provider's key is sent only to that provider's host. Raises UserError if the address is
+    malformed, or missing and not implied by the model's name.
     """
     if base_url is not None:
         try:
@@ -67,14 +67,14 @@ def provider_of(model: str, base_url: str | None) -> Provider:
 
 
 class Service:
-    """Answers questions; raises UserError where the provider's key is not in the environment."""
+    """Answers questions. Raises UserError if the provider's key is unset or its address invalid."""
 
     def __init__(
         self,
         model: str,
         provider: Provider,
-        user: str,  # the setting that needs it, for that error
-        **client: Any,  # as ``ApiClient`` takes it
+        user: str,  # the setting that needs the service, for error messages
+        **client: Any,  # passed to ``ApiClient``
     ) -> None:
         self.model, self.url, self._limit = model, provider.base_url, provider.limit
         key = os.environ.get(provider.key) or None
@@ -89,7 +89,7 @@ class Service:
             raise UserError(f"{user} with {provider.base_url}: {error}; set an address") from error
 
     def ask(self, question: str) -> str:
-        """Return the answer. Raises ExpertError where there is none, after some retries."""
+        """Return the answer. Raises ExpertError if there is no usable one after some retries."""
         messages = [{"role": "user", "content": question}]
         parameters = {"model": self.model, self._limit: MAX_TOKENS}
         try:

@@ -1,1 +1,1 @@
-"""A joint action goes in, a score comes out; model-written code runs in the sandbox alone."""
+"""Rewards: they score joint actions. Model-written code runs only in the sandbox."""

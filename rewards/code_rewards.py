@@ -1,6 +1,6 @@
 """The aux/main reward as functions over lists of texts, for your own programs.
 
-``comlrl.rewards.code.reward.CodeReward`` is what training uses; its docstring has the terms.
+Training uses ``comlrl.rewards.code.reward.CodeReward``; its module lists the terms.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def execution_reward_aux(
     """Return the reward of each pair of texts.
 
     Args:
-        completion1: what the aux agent wrote.
-        completion2: what the main agent wrote.
+        completion1: texts of the aux agent.
+        completion2: texts of the main agent.
         test_cases: sources that define ``check(candidate)``.
         entry_points: names of the main functions.
-        prompts: the problems, for their imports and helper functions; None: without any.
+        prompts: the problems, whose imports and helper functions are added; None for no prompts.
 
-    Raises ValueError where the lengths differ, TestError for a row without usable tests.
+    Raises ValueError if the lengths differ, and TestError for a row without usable tests.
     """
     return [
         breakdown.total
@@ -54,9 +54,9 @@ def execution_breakdowns_aux(
     entry_points: Sequence[str],
     prompts: Sequence[str] | None = None,
 ) -> list[RewardBreakdown]:
-    """Return the breakdown of each pair of texts: every term, outcome and time.
+    """Return the breakdown of each pair of texts: every term, test outcome and time.
 
-    Takes the arguments of ``execution_reward_aux``.
+    Arguments and errors are those of ``execution_reward_aux``.
     """
     if prompts is None:
         prompts = [""] * len(completion1)

@@ -1,4 +1,4 @@
-"""Run Python that a model wrote, under the sandbox's limits: a tool for programs.
+"""Runs Python code that a model wrote in the sandbox: a tool for programs.
 
     from comlrl.rewards.run_python import run_python
 
@@ -6,8 +6,9 @@
     if not result.ok:
         print(result.report)
 
-The code runs in a fresh process of the sandbox (docs/sandbox.md): no network, no files of yours,
-no further processes, bounded time and memory. The result is what the code says of itself.
+The code runs in a fresh process of the sandbox (docs/sandbox.md), without network, access to your
+files or child processes, and with bounded time and memory. The result is reported by that process,
+so the code can forge it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from comlrl.rewards.sandbox.inside import wire
 from comlrl.rewards.sandbox.launch import Limits, Sandbox, SandboxError
 from comlrl.rewards.sandbox.levels import choose
 
-MAX_SOURCE = 1 << 20  # characters of code and of input
-MAX_OUTPUT = 1 << 16  # characters of what is printed
+MAX_SOURCE = 1 << 20  # characters of code and input together
+MAX_OUTPUT = 1 << 16  # characters of output
 MAX_ERROR = 2000  # characters
 _RUNNER = compile(
     f"""
@@ -60,11 +61,11 @@ def run(source, given):
 
 @dataclass(frozen=True, slots=True)
 class PythonResult:
-    """The result of a run."""
+    """The result of running code."""
 
-    output: str  # of stdout and stderr, cut at ``MAX_OUTPUT`` characters
-    error: str | None  # type and message of what ended it early; None: it ran to its end
-    line: int | None = None  # of the code, 1-based, where that was raised
+    output: str  # stdout and stderr, truncated to ``MAX_OUTPUT`` characters
+    error: str | None  # type and message of the error that ended it; None if it ran to its end
+    line: int | None = None  # 1-based line of the code that raised the error
     timed_out: bool = False
 
     @property
@@ -91,13 +92,13 @@ def run_python(
     """Run ``code`` as a script that reads ``stdin``.
 
     Args:
-        timeout: seconds of wall-clock time, after which it is ended.
-        memory_mb: address space, MiB.
-        isolation: as ``sandbox.isolation`` in the configuration.
+        timeout: seconds of wall-clock time before the process is killed.
+        memory_mb: address space in MiB.
+        isolation: see ``sandbox.isolation`` in the configuration.
 
-    It blocks; as many run at once as the machine has cores, each in its own thread. Raises
-    ValueError for more than ``MAX_SOURCE`` characters, and SandboxError where this machine has no
-    such sandbox.
+    The call blocks. Up to one run per CPU core is active at a time; further calls wait.
+    Raises ValueError for more than ``MAX_SOURCE`` characters, and SandboxError if this machine does
+    not support the isolation.
     """
     if len(code) + len(stdin) > MAX_SOURCE:
         raise ValueError(f"run_python accepts at most {MAX_SOURCE} characters of code and input")
@@ -111,7 +112,7 @@ def run_python(
 
 
 class _Cell:
-    """A sandbox that runs one program after the other."""
+    """A sandbox that runs one program after another."""
 
     def __init__(self, level: str, memory_mb: int) -> None:
         self.kind = (level, memory_mb)
@@ -152,8 +153,7 @@ class _Cell:
 
 
 def _result(reply: Any) -> PythonResult:
-    """Read what the code's process sent, which may be the code's own writing. Raises ValueError
-    for anything but the runner's three values."""
+    """Parse a reply, which the code may have forged. Raises ValueError if it is not a result."""
     match reply:
         case ["v", [str() as output, None | str() as error, None | int() as line], _]:
             if isinstance(line, bool) or not 0 < (line or 0) <= MAX_SOURCE:
@@ -167,11 +167,7 @@ def _result(reply: Any) -> PythonResult:
 
 
 def _receive(channel: socket.socket, wanted: int, deadline: float) -> Any:
-    """Receive one reply.
-
-    Raises TimeoutError, OSError if the process is gone, and ValueError for anything else on the
-    channel.
-    """
+    """Receive a reply. Raises TimeoutError, OSError if the process ended, ValueError if invalid."""
     length, number = wire.HEADER.unpack(_read(channel, wire.HEADER.size, deadline))
     if length > wire.MAX_BYTES or number != wanted:
         raise ValueError("not a reply")
@@ -195,7 +191,7 @@ def _read(channel: socket.socket, size: int, deadline: float) -> bytearray:
 _slots = threading.BoundedSemaphore(available_cores())
 _idle: list[_Cell] = []
 _changing = threading.Lock()
-_starter = ThreadPoolExecutor(1)  # a sandbox ends with the thread that started it
+_starter = ThreadPoolExecutor(1)  # a sandbox dies with the thread that started it
 
 
 def _take(level: str, memory_mb: int) -> _Cell:

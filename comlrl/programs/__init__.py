@@ -1,1 +1,1 @@
-"""Programs as rollouts: a user's function is an episode, and its calls are sampled together."""
+"""Rollouts of user programs: an episode is one call of a user's function or command."""

@@ -1,4 +1,4 @@
-"""The agents of an episode, the argument of a program."""
+"""The agents of an episode, as a program receives them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from comlrl.types import Completion, Message, Score
 class Text(str):
     """A text that an agent has written.
 
-    ``finished``: False where it was cut at ``max_new_tokens``. ``token_ids``: as sampled, the
-    end-of-sequence token included.
+    ``finished`` is False if the text was cut at ``max_new_tokens``. ``token_ids`` are the sampled
+    tokens, including the end-of-sequence token.
     """
 
     finished: bool
@@ -30,7 +30,7 @@ class Text(str):
 
 
 class Agent:
-    """One agent of an episode: ``await agent(prompt)`` gives its completion."""
+    """One agent of an episode: ``await agent(prompt)`` returns its completion."""
 
     def __init__(self, running: RunningEpisode, name: str) -> None:
         self.name = name
@@ -39,11 +39,12 @@ class Agent:
     async def __call__(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> Text:
         """Return one completion.
 
-        ``prompt``: a text, which the agent reads as a user's message, after the message of
-        ``prompts.system`` if there is one; or a whole conversation, messages with ``role``
-        (system, user, assistant or tool) and ``content``. The completion continues an
-        assistant's message at the end. ``tools``: functions that the agent may call, as the OpenAI
-        API has them; the chat template shows them, and the completion is text.
+        Args:
+            prompt: a text, read as a user message after the system message (``prompts.system``), if
+                any; or a conversation of messages with ``role`` (system, user, assistant or tool)
+                and ``content``. If the last message is an assistant's, the completion continues it.
+            tools: functions that the agent may call, in the OpenAI API's format. The chat template
+                renders them; calls are part of the returned text.
         """
         if isinstance(prompt, str):
             prompt = (*self._running.settings.prompts.opening, Message("user", prompt))
@@ -53,7 +54,7 @@ class Agent:
 
 
 class Agents(Mapping[str, Agent]):
-    """The agents of an episode by name, and what they share."""
+    """The agents of an episode by name, with their prompts, endpoint and rewards."""
 
     def __init__(self, running: RunningEpisode) -> None:
         self._running = running
@@ -69,23 +70,24 @@ class Agents(Mapping[str, Agent]):
 
     @property
     def prompts(self) -> dict[str, str]:
-        """The domain's first prompt of each agent: of its i-th role for the i-th agent."""
+        """The domain's first prompt for each agent; the i-th agent gets the i-th role's prompt."""
         return dict(zip(self, self._running.first_prompts(), strict=True))
 
     @property
     def base_url(self) -> str:
-        """The OpenAI-compatible address of this episode's agents, each served as a model."""
+        """The base URL of an OpenAI-compatible endpoint that serves each agent as a model."""
         return self._running.address.base_url
 
     @property
     def api_key(self) -> str:
-        """The key of this episode, for the same clients."""
+        """The API key of this episode, for clients of ``base_url``."""
         return self._running.address.api_key
 
     async def score(self, texts: Sequence[str] | Mapping[str, str]) -> Score:
-        """Return the run's reward of one text per agent.
+        """Score one text per agent with the run's reward.
 
-        ``texts``: a mapping by the agents' names, or a sequence in the order of ``program.agents``.
+        ``texts`` maps agent names to texts, or lists them in the order of ``program.agents``.
+        Raises ValueError if the number of texts is wrong.
         """
         if isinstance(texts, Mapping):
             texts = [texts[name] for name in self]
@@ -94,12 +96,12 @@ class Agents(Mapping[str, Agent]):
         return await self._running.score(tuple(map(str, texts)))
 
     async def reward(self, name: str, value: float) -> None:
-        """Reward an agent in the middle of an episode, for its calls so far."""
+        """Reward an agent for its calls so far. Raises ValueError unless ``value`` is finite."""
         if isinstance(value, str) or not math.isfinite(value):
             raise ValueError(f"agents.reward expects a finite number, not {value!r}")
         self._running.pay(self._running.program.index(name), float(value))
 
 
 def room_for_process(agents: Agents) -> AbstractAsyncContextManager[None]:
-    """Wait until the episode may start a process."""
+    """Return a context to run a process in; entering it waits for a free slot."""
     return agents._running.process()

@@ -1,6 +1,6 @@
-"""Chat completions of the OpenAI API: what a request asks for, and the form of the reply.
+"""Chat completions of the OpenAI API: parsing of requests and formatting of replies.
 
-What would change the policy that samples, which is the one that the run trains, is refused by name.
+Parameters that would change the sampling policy, the one in training, are refused by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from comlrl.types import Completion, Message, Sampling
 
 MAX_CHOICES = 128
 MAX_STOPS, MAX_STOP = 16, 256  # texts, and characters of each
-# Parameters that do not change the policy that samples.
+# Parameters that do not change the sampling policy.
 WITHOUT_EFFECT = frozenset({
     "model", "messages", "user", "metadata", "store", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "service_tier", "parallel_tool_calls", "tools", "n",
 })  # fmt: skip
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for nothing
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # other parameters' values without an effect
     "seed": (), "functions": ([],), "function_call": ("none", "auto"),
     "top_logprobs": (0,), "logit_bias": ({},), "presence_penalty": (0,), "frequency_penalty": (0,),
     "repetition_penalty": (1,), "min_p": (0,), "response_format": ({"type": "text"},),
@@ -35,39 +35,38 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # the values of others that ask for 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A request for chat completions, checked."""
+    """A validated request for chat completions."""
 
-    prompt: tuple[Message, ...]  # the tools before the messages, where they may be called
-    functions: Mapping[str, Mapping[str, Any]]  # that may be called: their parameters' types
+    prompt: tuple[Message, ...]  # the callable tools, if any, then the messages
+    functions: Mapping[str, Mapping[str, Any]]  # callable functions → their parameters' types
     count: int  # of completions
-    stop: tuple[str, ...]  # texts that end a completion beside the run's
+    stop: tuple[str, ...]  # texts that end a completion, in addition to the run's
     logprobs: bool
     stream: bool
     stream_usage: bool  # whether a stream ends with the usage
 
 
 class Written:
-    """The exact texts of completions that were sent as calls of tools, by the calls' ids.
+    """The exact texts of completions that were sent as tool calls, by the calls' ids.
 
-    A conversation that comes back with them continues the tokens that were sampled.
+    When a client sends these calls back, the conversation continues the sampled tokens exactly.
     """
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, ...], tuple[str, list[ToolCall], str]] = {}
 
     def keep(self, ids: Sequence[str], content: str, calls: list[ToolCall], text: str) -> None:
-        """Store what was sent under these ids."""
+        """Store the text of the calls that were sent under these ids."""
         self._texts[tuple(ids)] = (content, calls, text)
 
     def text(self, ids: Sequence[str], content: str, calls: list[ToolCall]) -> str:
-        """Return an assistant's text with these calls; rendered where it was not sent as is."""
+        """Return the stored text of an assistant's calls, or render them if they were changed."""
         *sent, text = self._texts.get(tuple(ids), ("", [], ""))
         return text if sent == [content, calls] and calls else tool_calls.render(content, calls)
 
 
 def read_request(body: Mapping[str, Any], sampling: Sampling, written: Written) -> ChatRequest:
-    """Check a request. ``sampling``: how the run samples the agent. Raises ValueError, which names
-    the parameter, for what cannot be given."""
+    """Parse a request; ``sampling`` is the agent's. Raises ValueError, naming a bad parameter."""
     _check_sampling(body, sampling)
     tools, functions = _tools(body)
     listed = body.get("messages")
@@ -91,7 +90,7 @@ def read_request(body: Mapping[str, Any], sampling: Sampling, written: Written) 
 
 
 def shown(value: Any) -> str:
-    """Return a value of a request as a message shows it, however long it is."""
+    """Return a request's value as one short line, for a message."""
     return one_line(repr(value), 60)
 
 
@@ -103,7 +102,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    """Return the texts that end a completion. Raises ValueError."""
+    """Return the texts that end a completion. Raises ValueError if ``stop`` is malformed."""
     listed = [] if value is None else [value] if isinstance(value, str) else value
     if (
         not isinstance(listed, list)
@@ -117,8 +116,10 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _check_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
-    """Raise ValueError for a parameter that asks for another distribution than the run samples
-    from. A greedy evaluation replaces what the program asks for."""
+    """Raise ValueError for a parameter that would change the run's sampling distribution.
+
+    A greedy evaluation overrides the requested temperature, top_p and top_k.
+    """
     policy = {
         "temperature": sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -148,11 +149,10 @@ def _check_sampling(body: Mapping[str, Any], sampling: Sampling) -> None:
 def _tools(
     body: Mapping[str, Any],
 ) -> tuple[tuple[Message, ...], dict[str, dict[str, Any]]]:
-    """Return the tools as the prompt's beginning, and the types of their parameters; nothing with
-    tool_choice none.
+    """Return the tools as the start of the prompt, and their parameters' types.
 
-    A function that ``tool_choice`` names is the only one that the template shows. No choice
-    constrains what is sampled. Raises ValueError.
+    Both are empty if ``tool_choice`` is "none". If it names a function, the template shows only
+    that one. No choice constrains sampling. Raises ValueError for malformed tools or choices.
     """
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     shown_tools = offered(tools)
@@ -171,7 +171,7 @@ def _tools(
 
 
 def _types(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON types of a function's parameters, as far as its schema says."""
+    """Return the JSON types of a function's parameters, as far as its schema states them."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     return {
@@ -182,7 +182,7 @@ def _types(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(message: Any, written: Written) -> Message:
-    """Return a message of a request as the agent reads it. Raises ValueError."""
+    """Convert a request's message to the agent's format. Raises ValueError if malformed."""
     if not isinstance(message, Mapping):
         raise ValueError(f"messages: {shown(message)}; pass an object with role and content")
     role, content, name = (message.get(key) for key in ("role", "content", "name"))
@@ -197,13 +197,13 @@ def _message(message: Any, written: Written) -> Message:
         if role != "assistant":
             raise ValueError(f"messages: tool_calls of the role {shown(role)}; only an assistant's")
         content = _with_calls(content, listed, written)
-    if isinstance(name, str) and role != "tool":  # a tool's is its function's
+    if isinstance(name, str) and role != "tool":  # a tool message names the function
         content = f"{name}: {content}"
     return Message("system" if role == "developer" else role, content)  # type: ignore[arg-type]
 
 
 def _with_calls(content: str, listed: Any, written: Written) -> str:
-    """Return an assistant's text with its calls. Raises ValueError."""
+    """Return an assistant's text with its calls. Raises ValueError for a malformed call."""
     ids, calls = [], []
     for call in listed if isinstance(listed, list) else [listed]:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -222,7 +222,7 @@ def _with_calls(content: str, listed: Any, written: Written) -> str:
 
 
 def _text(part: Any) -> str:
-    """Return the text of a message's part. Raises ValueError for other parts than texts."""
+    """Return the text of a message part. Raises ValueError for a part that is not text."""
     text = part.get("text") if isinstance(part, Mapping) else None
     if not isinstance(text, str):
         raise ValueError("messages: only parts of type text are supported")
@@ -237,8 +237,7 @@ def reply(
     tokens_of: Mapping[int, str],
     written: Written,
 ) -> dict[str, Any]:
-    """Return the reply to a request. ``tokens_of``: the texts of the sampled token ids, where
-    log-probabilities were asked for."""
+    """Return the reply. ``tokens_of`` maps token ids to texts, for log-probabilities."""
     new = sum(len(completion.token_ids) for completion in drawn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
@@ -277,13 +276,13 @@ def _choice(
             for number, call in zip(ids, calls, strict=True)
         ]
         reason = "tool_calls" if completion.finished else "length"
-    with_logprobs = request.logprobs and completion.logprob_L  # a greedy completion has none
+    with_logprobs = request.logprobs and completion.logprob_L  # greedy completions have none
     logprobs = _logprobs(completion, tokens_of) if with_logprobs else None
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _logprobs(completion: Completion, tokens_of: Mapping[int, str]) -> dict[str, Any]:
-    """Return each token's log-probability under what drew it."""
+    """Return each token's log-probability under the sampling distribution."""
     content = [
         {
             "token": tokens_of[token], "logprob": value,
@@ -295,8 +294,7 @@ def _logprobs(completion: Completion, tokens_of: Mapping[int, str]) -> dict[str,
 
 
 def chunks(completion: Mapping[str, Any], usage: bool) -> Iterator[str]:
-    """Iterate over a reply as server-sent events: each choice's message, why it ended, and at the
-    end, if asked for, the usage."""
+    """Yield a reply as server-sent events: per choice a message and a finish reason, then usage."""
     head = {key: completion[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
 

@@ -1,9 +1,9 @@
-"""An OpenAI-compatible endpoint, by which a program written for a server is an episode.
+"""An OpenAI-compatible endpoint through which a program written for a server plays an episode.
 
-It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has its own
-path and key, so that a request finds its episode and strangers do not. A request becomes the
-episode's calls: token ids and log-probabilities are the sampler's own, and no text is tokenized
-again. What a request asks for is given, or refused by name with status 400.
+It serves chat completions on 127.0.0.1, in the event loop of the episodes. Each episode has a
+separate path and key, which route its requests and keep other processes out. A request becomes
+calls of the episode: token ids and log-probabilities come from the sampler, and no text is
+tokenized again. Parameters that cannot be honored are refused by name with status 400.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from comlrl.types import Completion
 MAX_CONNECTIONS = 4096
 BACKLOG = 1024  # connections that wait while a wave is sampled
 MAX_BODY = 4_000_000  # bytes of a request
-MAX_UNREAD = 16_000_000  # bytes of a longer one that are read, so that its client sees the reply
+MAX_UNREAD = 16_000_000  # bytes read of a longer request, so that its client sees the reply
 HOST = "127.0.0.1"
 
 
@@ -47,19 +47,19 @@ class _Episode:
 
 
 class Endpoint:
-    """The server of all episodes of a rollout; closed with their event loop."""
+    """The server of all episodes of a rollout; it is closed together with their event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer while ``loop`` runs. Any thread may create it or request addresses."""
+        """Initialize a server that answers while ``loop`` runs. Any thread may call ``open``."""
         self._loop = loop
         self._episodes: dict[str, _Episode] = {}  # by path
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None  # None: nobody has asked for an address
+        self._socket: socket.socket | None = None  # None until an address is requested
         self._server: uvicorn.Server | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def open(self, running: RunningEpisode) -> Address:
-        """Return a path and a key for an episode."""
+        """Return an address with a new path and key for an episode; start the server if needed."""
         with self._lock:
             if self._socket is None:
                 _pass_proxies()
@@ -85,12 +85,11 @@ class Endpoint:
         config.load()
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
-        # Not ``serve``, which takes the process's signal handlers and wakes the loop ten times a
-        # second.
+        # Not ``serve``: it replaces the signal handlers and wakes the loop ten times a second.
         self._starting = self._loop.create_task(self._server.startup(sockets=[listening]))
 
     def close(self) -> None:
-        """End all connections, in the next round of the event loop, and take no more."""
+        """Stop accepting connections; open ones end in the next iteration of the event loop."""
         if self._server is not None:
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
@@ -122,12 +121,12 @@ class Endpoint:
 
     async def _chat(self, request: Request) -> Response:
         """Answer a request for chat completions: each choice is a call of the episode."""
-        episode = self._episode(request)  # strangers are refused before their body is read
+        episode = self._episode(request)  # authenticate before reading the body
         try:
             body = await _body(request)
             chat_request, reply = await _unless_gone(request, self._reply(episode, body))
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client is gone
         if chat_request.stream:
             events = chat.chunks(reply, chat_request.stream_usage)
             return StreamingResponse(events, media_type="text/event-stream")
@@ -142,7 +141,7 @@ class Endpoint:
             raise
         except (ValueError, EpisodeError, UserError) as error:
             raise HTTPException(400, one_line(str(error), 600)) from error
-        except Exception as error:  # ours: the client gets one line of it
+        except Exception as error:  # a bug of ours: the client gets one line
             self._loop.call_exception_handler(
                 {"message": "the endpoint cannot answer a request", "exception": error}
             )
@@ -151,10 +150,7 @@ class Endpoint:
 
 
 def _pass_proxies() -> None:
-    """Let clients in this process and its children reach the endpoint without a proxy.
-
-    The environment may name one.
-    """
+    """Make clients in this process and its children bypass any proxy set in the environment."""
     hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     listed = [host.strip() for host in hosts.split(",") if host.strip()]
     if not {HOST, "*"} & set(listed):
@@ -162,8 +158,10 @@ def _pass_proxies() -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Read a request's body. Raises HTTPException where it is too long; most of it is read then,
-    as a connection that is closed with input unread is reset."""
+    """Read a request's body. Raises HTTPException if it is longer than ``MAX_BODY``.
+
+    Up to ``MAX_UNREAD`` bytes are read first, since closing with unread input loses the reply.
+    """
     body, length = bytearray(), 0
     async for part in request.stream():
         length += len(part)
@@ -177,9 +175,9 @@ async def _body(request: Request) -> bytes:
 
 
 async def _unless_gone(request: Request, reply: Coroutine[Any, Any, Any]) -> Any:
-    """Wait for a reply, unless the client leaves before it is there. Raises ClientDisconnect."""
+    """Return a reply once it is ready. Raises ClientDisconnect if the client leaves before."""
     answering = asyncio.ensure_future(reply)
-    leaving = asyncio.ensure_future(request.receive())  # the body was read
+    leaving = asyncio.ensure_future(request.receive())  # the body has been read
     try:
         await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
@@ -213,8 +211,7 @@ def _index(running: RunningEpisode, name: Any) -> int:
 
 
 async def _all(*calls: Coroutine[Any, Any, Completion]) -> list[Completion]:
-    """Return what all of them give. Where one fails or nobody waits any more, the others are
-    withdrawn."""
+    """Return all completions. If a call fails or this task is cancelled, withdraw the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)

@@ -13,11 +13,11 @@ from comlrl.rollout import daemon_threads
 
 
 class WaveLoop(asyncio.SelectorEventLoop):
-    """Calls ``when_idle`` whenever no callback is ready, and ``each_round`` in between.
+    """Calls ``when_idle`` whenever no callback is ready, and ``each_round`` otherwise.
 
-    ``when_idle(wait)``: ``wait`` is the seconds until the next timer, or None. It may complete
-    futures, and returns how long the loop may now wait for timers, threads and sockets, None for
-    as long as they take; 0 where it has completed something.
+    ``when_idle(wait)`` gets the seconds until the next timer, or None without timers. It may
+    complete futures, and returns how many seconds the loop may wait for timers, threads and
+    sockets: None for no limit, 0 after completing a future.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class WaveLoop(asyncio.SelectorEventLoop):
         self._events = _Selector(when_idle, each_round)
         super().__init__(self._events)
         self._daemons = DaemonThreads()
-        self.in_threads = 0  # blocking calls whose results have not come back
+        self.in_threads = 0  # pending blocking calls
 
     @property
     def listens(self) -> bool:
-        """Return whether a socket or a child process may wake it, besides its threads."""
+        """Return whether a socket or child process may wake the loop, besides its threads."""
         return len(self._events.get_map()) > 1
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
@@ -47,7 +47,7 @@ class WaveLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.DefaultSelector):
-    """asyncio asks its selector in every round, and to wait where nothing is ready."""
+    """Hooks into asyncio's loop, which polls its selector in every iteration."""
 
     def __init__(
         self,
@@ -66,8 +66,11 @@ class _Selector(selectors.DefaultSelector):
 
 
 class DaemonThreads(concurrent.futures.Executor):
-    """A daemon thread for each job. No exit waits for a call that never returns, and no job waits
-    for others, which may wait for a wave that begins when all have asked."""
+    """Runs each job in a new daemon thread.
+
+    A call that never returns does not delay the exit. Jobs never queue, since a running job may
+    wait for a wave that needs the calls of all others.
+    """
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> concurrent.futures.Future:
         return daemon_threads.start(partial(fn, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""From the configuration's ``program`` to what plays its episodes."""
+"""Loading of the program that the configuration's ``program`` section names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from comlrl.programs.program import Program
 
 
 def load_program(section: ProgramConfig, num_agents: int, key: str, folder: Path) -> Program | None:
-    """Return the program that a configuration names, or None.
+    """Return the program that the ``program`` section names, or None if it names none.
 
-    ``key``: that of ``num_agents``. ``folder``: where the module is looked for first. Raises
-    UserError.
+    ``key`` is the name of the setting that gave ``num_agents``; the module is searched for in
+    ``folder`` first. Raises UserError for an invalid section.
     """
     if section.target is not None and section.command is not None:
         raise UserError(

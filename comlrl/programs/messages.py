@@ -1,4 +1,4 @@
-"""Prompts as programs write them: a text, or a conversation, with the tools that it may use."""
+"""The prompts that programs pass to agents: a text or a conversation, with optional tools."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Prompt = str | Sequence[Message | Mapping[str, str]]
 
 
 def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
-    """Return a conversation as messages, with texts that a tokenizer accepts.
+    """Convert a conversation to messages whose texts a tokenizer accepts.
 
-    Raises ValueError for a malformed one.
+    Raises ValueError if the conversation is empty or malformed.
     """
     conversation = tuple(map(_message, prompt))
     if not conversation:
@@ -26,7 +26,7 @@ def messages(prompt: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def offered(tools: Any) -> tuple[Message, ...]:
-    """Return tools as a prompt's beginning, empty if there are none. Raises ValueError."""
+    """Return tools as a prompt's first message, or () without tools. Raises ValueError."""
     if not tools:
         return ()
     if not isinstance(tools, Sequence) or not all(map(_is_function, tools)):
@@ -37,7 +37,7 @@ def offered(tools: Any) -> tuple[Message, ...]:
 
 
 def _is_function(tool: Any) -> bool:
-    """Return whether a tool has the form of the OpenAI API, which chat templates read."""
+    """Return whether a tool has the OpenAI API's format, which chat templates expect."""
     function = tool.get("function") if isinstance(tool, Mapping) else None
     named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
     return named and tool.get("type") == "function"

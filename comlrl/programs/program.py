@@ -15,20 +15,20 @@ Play = Callable[[Task, Any], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A checked program of the ``program`` section."""
+    """A program that the ``program`` section names, loaded and checked."""
 
     target: Target
     names_N: tuple[str, ...]  # of the agents
     on_error: Literal["stop", "zero"] = "stop"
-    timeout: float = 600.0  # seconds of an episode; while its agents are sampled none pass
-    max_calls: int = 64  # of an episode
+    timeout: float = 600.0  # seconds per episode, not counting time spent on sampling
+    max_calls: int = 64  # per episode
 
     @property
     def play(self) -> Play:
         return self.target.obj
 
     def index(self, name: str) -> int:
-        """Return an agent's index. Raises KeyError, whose message names the nearest name."""
+        """Return an agent's index. Raises UnknownAgent, which suggests the closest name."""
         if name in self.names_N:
             return self.names_N.index(name)
         hint = near(str(name), self.names_N, "there are {}")
@@ -36,11 +36,11 @@ class Program:
 
 
 class EpisodeError(Exception):
-    """Why an episode cannot be played to its end."""
+    """An episode cannot be played to its end; the message is the reason."""
 
 
 class UnknownAgent(KeyError):
-    """A program asks for an agent that it does not have."""
+    """A program uses an agent that ``program.agents`` does not list."""
 
     def __str__(self) -> str:
         return str(self.args[0])

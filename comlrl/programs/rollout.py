@@ -1,4 +1,4 @@
-"""Tasks → groups of episodes: what a trainer and an evaluation ask for, as of ``Rollout``."""
+"""The rollout that plays a program: turns tasks into groups of episodes, with ``Rollout``'s API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from comlrl.types import (
 class ProgramRollout:
     """Plays a program. Holds no state between calls."""
 
-    returns_by_agent = True  # an episode gives each agent its own
+    returns_by_agent = True  # an episode may pay each agent differently
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class ProgramRollout:
     ) -> None:
         """Initialize the rollout.
 
-        ``reward`` and ``prompts``: for ``agents.score`` and ``agents.prompts``. ``process``: the
-        reward processor. ``own_rewards``: agents learn from ``Score.by_agent`` if a score has it,
-        instead of from the team's value.
+        ``reward`` and ``prompts`` serve ``agents.score`` and ``agents.prompts``. ``process`` is the
+        reward processor. With ``own_rewards``, agents learn from ``Score.by_agent`` where a score
+        sets it, instead of the team's value.
         """
-        raise_open_limit()  # episodes have sockets and processes
+        raise_open_limit()  # episodes open sockets and processes
         self.program, self.sampler, self.reward, self.prompts = program, sampler, reward, prompts
         self.seed, self.process, self.own_rewards = seed, process, own_rewards
 
@@ -58,8 +58,8 @@ class ProgramRollout:
     ) -> list[EpisodeGroup]:
         """Play ``shape.num_generations`` episodes of each task, in parallel.
 
-        ``key`` (phase, training step) is part of every sample's key. Raises TargetError for what
-        the program raises.
+        ``key`` (phase, training step) is part of every sample's random key. Raises TargetError if
+        the program raises an error.
         """
         groups = self.grow_each(tasks, shape, sampling, [key] * len(tasks))
         if greedy_discount is None:
@@ -74,7 +74,7 @@ class ProgramRollout:
     def grow_each(
         self, tasks: Sequence[Task], shape: Shape, sampling: Sampling, keys: Sequence[tuple]
     ) -> list[EpisodeGroup]:
-        """Grow groups as ``grow`` does, with a key for each, so that a task may have several."""
+        """Grow groups as ``grow`` does, with one key per group, so tasks may be repeated."""
         settings = RolloutSettings(
             program=self.program,
             sampler=self.sampler,

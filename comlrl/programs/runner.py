@@ -1,8 +1,8 @@
-"""Plays episodes side by side.
+"""Plays episodes concurrently.
 
-A server is asked for each call as it is made. Any other sampler is asked in waves: where an episode
-waits for something else than an answer (a timer, a socket, another episode), a wave waits for it
-too, but not longer than ``PATIENCE``.
+With a server, each call is sampled as soon as it is made. Any other sampler answers calls in waves.
+If an episode waits for something other than an answer (a timer, a socket, another episode), the
+next wave waits for that episode, but at most ``PATIENCE``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from comlrl.programs.served import Served
 from comlrl.programs.waves import Waves
 from comlrl.types import Episode, ServedSampler, Task
 
-PATIENCE = 1.0  # seconds that a wave waits for other episodes, and the end for what it cancels
+PATIENCE = 1.0  # seconds that a wave waits for other episodes, and closing for cancelled tasks
 
 
 class EpisodeRunner:
-    """The episodes of one rollout, on their own event loop."""
+    """Runs the episodes of one rollout on a separate event loop."""
 
     def __init__(self, settings: RolloutSettings) -> None:
         sampler, self.settings = settings.sampler, settings
         present = sampler.present() if isinstance(sampler, ServedSampler) else None
         self.loop = WaveLoop(self._when_idle, self._fail_late)
         self.loop.set_exception_handler(self._on_error)
-        self.endpoint = Endpoint(self.loop)  # listens where an episode asks for its address
+        self.endpoint = Endpoint(self.loop)  # listens once an episode requests its address
         self.answers: Answers = Waves(settings, self.loop)
         if present is not None:
             self.answers = Served(settings, present, self.loop, self._stop)
@@ -48,12 +48,13 @@ class EpisodeRunner:
             answers=self.answers,
         )
         self._episodes: dict[RunningEpisode, Episode] = {}
-        self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # of those that have not ended
-        self._next_end = math.inf  # no episode's time is over before
+        self._tasks: dict[RunningEpisode, asyncio.Task] = {}  # unfinished episodes
+        self._next_end = math.inf  # no episode times out before this time
 
     def play(self, tasks: Sequence[Task], keys: Sequence[tuple], count: int) -> list[list[Episode]]:
-        """Play ``count`` episodes of each task and its key. Raises TargetError for the first
-        failure.
+        """Play ``count`` episodes of each task, with the key at its index.
+
+        With ``on_error: stop``, raises TargetError for the first episode that fails.
         """
         running = [
             [RunningEpisode(self.context, task, key, i, g) for g in range(count)]
@@ -94,7 +95,7 @@ class EpisodeRunner:
             self._fail(running, text)
 
     def _end(self, running: RunningEpisode, result: Any, error: str | None = None) -> None:
-        """Take an episode as it is; what it still waits for is withdrawn."""
+        """Record an episode's result and withdraw its pending calls and scores."""
         if running.ended or self.context.closed:
             return
         episode = running.episode(result, error)
@@ -107,7 +108,7 @@ class EpisodeRunner:
             self._all_ended.set_result(None)
 
     def _fail(self, running: RunningEpisode, why: str) -> None:
-        """End an episode that cannot continue: the run ends, or the score is 0."""
+        """End an episode that cannot continue: stop the run, or score the episode 0."""
         if running.ended or self.context.closed:
             return
         if self.settings.program.on_error == "stop":
@@ -123,13 +124,13 @@ class EpisodeRunner:
             self._all_ended.set_exception(error)
 
     def _retrieve(self, task: asyncio.Task) -> None:
-        """Stop all episodes on a signal that met this one; ``_run`` has reported errors."""
+        """Stop all episodes if this one was interrupted; ``_run`` has handled other errors."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Exception):
             self._stop(error)
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle what a callback has raised, as reported by asyncio; a signal's exception too."""
+        """Handle an exception from a callback: an interrupt stops the run, others are logged."""
         error = context.get("exception")
         if isinstance(error, BaseException) and not isinstance(error, Exception):
             self._stop(error)
@@ -137,13 +138,13 @@ class EpisodeRunner:
             loop.default_exception_handler(context)
 
     def _when_idle(self, wait: float | None) -> float | None:
-        """Work while no callback is ready; return how long to wait for further events.
+        """Answer calls while no callback is ready; return how long to wait for further events.
 
-        ``wait``: seconds until the next timer; None: there is none.
+        ``wait`` is the time until the next timer in seconds, or None without timers.
         """
         if self._fail_late():
             return 0
-        outside = wait is not None or self.loop.listens  # something may come by itself
+        outside = wait is not None or self.loop.listens  # a timer or socket may wake an episode
         busy = [episode for episode in self._tasks if not episode.waiting]
         began = time.monotonic()
         due = self.answers.when_idle(self._patience(busy, outside))
@@ -161,15 +162,15 @@ class EpisodeRunner:
         return max(0.0, min(ends)) if ends else None
 
     def _patience(self, busy: Sequence[RunningEpisode], outside: bool) -> float:
-        """Return the seconds that a wave waits for calls that may still join it."""
-        if not busy:  # a thread, too, waits for its episode's call
+        """Return how many seconds a wave waits for further calls to join it."""
+        if not busy:  # threads, too, can only be waiting for their episodes' calls
             return 0.0
         if self.loop.in_threads:
             return self.settings.program.timeout
         return PATIENCE if outside else 0.0
 
     def _fail_late(self) -> bool:
-        """End the episodes whose time is over; whether there was one."""
+        """Fail the episodes that have timed out; return whether there were any."""
         now = time.monotonic()
         if now < self._next_end:
             return False
@@ -184,20 +185,20 @@ class EpisodeRunner:
         return bool(late)
 
     def _close(self) -> None:
-        """End what episodes have left running. Nobody is asked for it any more."""
+        """Cancel the tasks that episodes have left running, and release all resources."""
         self.context.closed = True
         self.endpoint.close()
         self._tasks.clear()
         left = asyncio.all_tasks(self.loop)
         for task in left:
             task.cancel()
-        if left:  # what catches its cancellation is left alone after that
+        if left:  # tasks that suppress their cancellation are then abandoned
             self.loop.run_until_complete(asyncio.wait(left, timeout=PATIENCE))
         self.answers.close()
         self.loop.close()
 
 
 def _only(error: BaseException) -> BaseException:
-    """Return the only error of a group, as an asyncio.TaskGroup raises it."""
+    """Return the only error in an exception group (asyncio.TaskGroup raises such groups)."""
     inner: Sequence[BaseException] = getattr(error, "exceptions", ())
     return _only(inner[0]) if len(inner) == 1 else error

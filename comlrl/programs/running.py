@@ -1,4 +1,4 @@
-"""One episode while it is played: its calls, scores and rewards, whoever makes them."""
+"""An episode while it is played: its calls, scores and rewards, from Python or the endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from comlrl.types import (
 
 T = TypeVar("T")
 
-MAX_PROCESSES = 128  # at once, of a rollout's commands; each has some five files and sockets open
+MAX_PROCESSES = 128  # concurrent commands of a rollout; each opens about five files and sockets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +46,29 @@ class RolloutSettings:
     sampling: Sampling
     seed: int
     process: Callable[[float], float]  # the reward processor
-    own_rewards: bool  # agents learn from ``Score.by_agent`` where a score has it
+    own_rewards: bool  # agents learn from ``Score.by_agent`` if a score sets it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCall:
     running: RunningEpisode
-    slot: int  # in the episode's calls
+    slot: int  # index in the episode's calls
     agent: int
     number: int
     prompt: tuple[Message, ...]
     ids: tuple[int, ...]
-    stop: tuple[str, ...]  # texts that end this completion beside the run's
+    stop: tuple[str, ...]  # texts that end this completion, in addition to the run's
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The random key. An agent's first call has the key of a tree's first turn."""
+        """The random key. An agent's first call has the same key as the first turn of a tree."""
         settings, running = self.running.settings, self.running
         path = (self.number,) if self.number else ()
         return (settings.seed, *running.key, running.task.task_id, path, self.agent, running.g)
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Among all calls of a rollout."""
+        """The sort key of the call among all calls of a rollout: task, episode, slot."""
         return (*self.running.place, self.slot)
 
     def record(self, completion: Completion) -> None:
@@ -93,39 +93,39 @@ class Answers(Protocol):
     """Answers the calls and scores of a rollout's episodes."""
 
     def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
-        """Return a future completion; cancelling it withdraws the call."""
+        """Return a future of the completion; cancelling it withdraws the call."""
 
     def ask_score(self, score: PendingScore) -> asyncio.Future[Score]: ...
 
     def when_idle(self, patience: float) -> float | None:
-        """Return when to call again, while no episode can continue by itself.
+        """Answer pending calls while no episode can continue by itself; return when to call again.
 
-        This is 0 after something was answered, else the seconds until something will be; None:
-        nothing waits for that. ``patience``: seconds that answers may wait for others' calls.
+        Returns 0 after answering, the seconds until the next answer if it is delayed, and None if
+        there is nothing to answer. Answers may wait ``patience`` seconds for further calls.
         """
 
     def close(self) -> None:
-        """Stop work in other threads."""
+        """Wait for work in other threads to finish."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RolloutContext:
-    """The state that a rollout's episodes share, with those who answer and end them."""
+    """The state that a rollout's episodes share, and the callbacks that answer and end them."""
 
     settings: RolloutSettings
     loop: asyncio.AbstractEventLoop
     fail: Callable[[RunningEpisode, str], None]  # ends an episode
-    stop: Callable[[BaseException], None]  # ends them all, and the run
-    address: Callable[[RunningEpisode], Address]  # opens an episode to programs outside
+    stop: Callable[[BaseException], None]  # ends all episodes and the run
+    address: Callable[[RunningEpisode], Address]  # opens an episode to external programs
     answers: Answers
-    closed: bool = False  # nothing is answered any more
+    closed: bool = False  # calls are no longer answered
     encoded: dict[tuple[int, tuple[Message, ...]], tuple[int, ...]] = field(default_factory=dict)
     processes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROCESSES))
 
     def encode(self, agent: int, prompt: tuple[Message, ...]) -> tuple[int, ...]:
-        """Return token ids of a prompt, cached because episodes of a task often share it.
+        """Return a prompt's token ids, cached because episodes of a task often share the prompt.
 
-        A message that the model has no place for ends the run, whatever the program catches.
+        A prompt that the model cannot encode ends the run, even if the program catches the error.
         """
         if (agent, prompt) not in self.encoded:
             try:
@@ -137,22 +137,23 @@ class RolloutContext:
 
 
 class RunningEpisode:
-    """One episode that is being played. Whoever plays it, calls are answered through here."""
+    """An episode that is being played. All its calls go through ``call``."""
 
     def __init__(self, context: RolloutContext, task: Task, key: tuple, place: int, g: int) -> None:
         """Initialize the episode.
 
-        ``key`` (phase, training step) is part of every sample's key. ``place``: of the task.
+        ``key`` (phase, training step) is part of every sample's random key. ``place`` is the task's
+        index and ``g`` the episode's index in its group.
         """
         self.context, self.settings = context, context.settings
         self.program = context.settings.program
         self.task, self.key, self.place, self.g = task, key, (place, g), g
-        self.calls: list[Call | None] = []  # None: not answered yet, or withdrawn
+        self.calls: list[Call | None] = []  # None: pending or withdrawn
         self.asked_N = [0] * len(self.program.names_N)
         self.paid: list[tuple[int, int, float]] = []  # agent, slot of the next call, value
         self.scored: list[tuple[Score, JointAction]] = []
         self.deadline = time.monotonic() + self.program.timeout
-        self.waiting: set[asyncio.Future[Any]] = set()  # for the answers to calls and scores
+        self.waiting: set[asyncio.Future[Any]] = set()  # pending calls, scores and process slots
         self._waiting_since = 0.0
         self.ended = False
 
@@ -165,16 +166,16 @@ class RunningEpisode:
         return self.context.address(self)
 
     def first_prompts(self) -> tuple[str, ...]:
-        """Return the domain's first prompt of each agent."""
+        """Return the domain's first prompt for each agent."""
         return self.settings.prompts.first(self.task, len(self.program.names_N))
 
     async def call(
         self, agent: int, prompt: tuple[Message, ...], stop: tuple[str, ...] = ()
     ) -> Completion:
-        """Return one completion by one agent. ``stop``: texts that end it besides the run's.
+        """Return one completion by one agent. ``stop``: texts that end it, besides the run's.
 
-        Raises EpisodeError where the prompt does not fit, and UserError where ``encode`` does. More
-        calls than the episode may make end it, whatever it catches.
+        Raises EpisodeError if the prompt is too long, and UserError if it cannot be encoded.
+        Exceeding ``program.max_calls`` ends the episode, even if the program catches the error.
         """
         if not self.ended and len(self.calls) >= self.program.max_calls:
             self.context.fail(self, f"more than {self.program.max_calls} calls (program.max_calls)")
@@ -182,7 +183,7 @@ class RunningEpisode:
         name, number = self.program.names_N[agent], self.asked_N[agent]
         ids, sampling = self.context.encode(agent, prompt), self.settings.sampling.for_agent(agent)
         if not self.settings.sampler.fits(agent, ids, sampling):
-            await asyncio.sleep(0)  # for a program that catches this and asks again
+            await asyncio.sleep(0)  # a program that retries must not block the event loop
             raise EpisodeError(
                 f"the prompt of call {number + 1} of `{name}` has {len(ids)} tokens, which leaves "
                 f"no room for max_new_tokens={sampling.max_new_tokens}; shorten it, or raise "
@@ -197,7 +198,7 @@ class RunningEpisode:
         return await self._answer(self.context.answers.ask(call))
 
     async def score(self, texts_N: tuple[str, ...]) -> Score:
-        """Return the run's reward for a text of each agent."""
+        """Return the run's score of one text per agent."""
         await self._open()
         action = JointAction(self.task, texts_N)
         score = await self._answer(self.context.answers.ask_score(PendingScore(self, action)))
@@ -205,12 +206,12 @@ class RunningEpisode:
         return score
 
     def pay(self, agent: int, value: float) -> None:
-        """Pay a reward in the middle of the episode, for the agent's calls so far."""
+        """Reward an agent before the episode ends, for its calls so far."""
         self.paid.append((agent, len(self.calls), value))
 
     @contextlib.asynccontextmanager
     async def process(self) -> AsyncIterator[None]:
-        """Wait until fewer than ``MAX_PROCESSES`` run; the wait does not count as episode time."""
+        """Wait until fewer than ``MAX_PROCESSES`` run; waiting does not count as episode time."""
         await self._answer(asyncio.ensure_future(self.context.processes.acquire()))
         try:
             yield
@@ -218,7 +219,7 @@ class RunningEpisode:
             self.context.processes.release()
 
     async def _answer(self, answer: asyncio.Future[T]) -> T:
-        """Await an answer; the wait does not count as episode time."""
+        """Await an answer; waiting does not count as episode time."""
         if not self.waiting:
             self._waiting_since = time.monotonic()
         self.waiting.add(answer)
@@ -235,7 +236,7 @@ class RunningEpisode:
             await self.context.loop.create_future()
 
     def episode(self, result: Any, error: str | None = None) -> Episode:
-        """Return the finished episode; ``result``: the program's result. Raises TargetError."""
+        """Return the finished episode. Raises TargetError if ``result`` is not a valid score."""
         names_N, process = self.program.names_N, self.settings.process
         where = f"{self} returned"
         score = checked_score(_by_name(result, names_N, where), len(names_N), where)
@@ -268,7 +269,7 @@ class RunningEpisode:
 
 
 def _by_name(result: Any, names_N: Sequence[str], where: str) -> Any:
-    """Return a mapping from agents to numbers as a Score; anything else unchanged."""
+    """Convert a mapping from agents to rewards to a Score; return anything else unchanged."""
     if not isinstance(result, Mapping):
         return result
     if set(result) != set(names_N):

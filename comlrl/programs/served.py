@@ -1,7 +1,7 @@
-"""Answers each call by itself, as soon as it is made: servers form batches of what comes.
+"""Sends each call to a server as soon as it is made; servers batch concurrent requests.
 
-Scores are computed in a thread, so that answers to calls are not kept waiting. What comes meanwhile
-is scored next, in one call of the reward.
+Scores are computed in a thread, so that they do not delay completions. Joint actions that arrive
+meanwhile are scored next, in one call of the reward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from comlrl.types import (
 
 
 class Served:
-    """Answers by the servers of a sampler."""
+    """Answers calls with the servers of a sampler."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Served:
         loop: asyncio.AbstractEventLoop,
         stop: Callable[[BaseException], None],
     ) -> None:
-        """Initialize. ``stop``: ends the run, for errors that belong to no episode."""
+        """Initialize. ``stop`` ends the run on an error that belongs to no episode."""
         self.settings, self.sampler, self.loop, self.stop = settings, sampler, loop, stop
         self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
         self._scorer: asyncio.Task[None] | None = None
@@ -53,10 +53,10 @@ class Served:
         return answer
 
     def when_idle(self, patience: float) -> float | None:
-        return None  # answers come by themselves
+        return None  # answers arrive as events
 
     def close(self) -> None:
-        if self._scoring is not None:  # the reward is not to be used by two threads
+        if self._scoring is not None:  # two threads must not use the reward
             concurrent.futures.wait([self._scoring])
 
     async def _sample(self, call: PendingCall) -> Completion:
@@ -72,7 +72,7 @@ class Served:
         return completion
 
     async def _score(self) -> None:
-        """Score waiting joint actions until none is left."""
+        """Score pending joint actions until none is left."""
         while waiting := [(score, answer) for score, answer in self._scores if not answer.done()]:
             self._scores = []
             waiting.sort(key=lambda pair: pair[0].running.place)
@@ -95,7 +95,7 @@ def weighted(
     sampling: Sampling,
     agents: int,
 ) -> list[list[Episode]]:
-    """Return the episodes, with the sampler's importance weights on their calls."""
+    """Return the episodes with the sampler's importance weights added to their calls."""
     groups_N: list[dict[tuple[int, tuple[int, ...]], list[Call]]] = [{} for _ in range(agents)]
     for task, episodes in enumerate(episodes_BG):
         for call in (call for episode in episodes for call in episode.calls):

@@ -1,4 +1,4 @@
-"""Calls of tools in an agent's text, in the form of Hermes and Qwen, or of Qwen3-Coder.
+"""Tool calls in an agent's text, in the format of Hermes and Qwen or that of Qwen3-Coder.
 
 <tool_call>
 {"name": "add", "arguments": {"a": 1}}
@@ -24,18 +24,18 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class ToolCall(NamedTuple):
-    """A call of a function, its arguments as a JSON object in text."""
+    """A function call, with its arguments as the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 def parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[ToolCall]]:
-    """Split a completion into what stands before its calls, and these.
+    """Split a completion into the content before its calls, and the calls.
 
-    ``types``: the functions that may be called, each with the JSON types of its parameters. A text
-    with a call that is malformed, or of another function, has no calls: it is returned unchanged.
-    Takes time linear in the text.
+    ``types`` maps each function that may be called to the JSON types of its parameters. If a call
+    is malformed or names another function, the text is returned unchanged, without calls. The time
+    is linear in the length of the text.
     """
     content, *blocks = text.split(OPEN)
     try:
@@ -46,7 +46,7 @@ def parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[
 
 
 def _call(block: str, types: Mapping[str, Mapping[str, Any]]) -> ToolCall:
-    """Raise ValueError for what is not a call of one of these functions."""
+    """Parse a call. Raises ValueError if it is malformed or not of a function in ``types``."""
     name: Any
     arguments: Any
     if block.startswith("<function="):
@@ -56,7 +56,7 @@ def _call(block: str, types: Mapping[str, Mapping[str, Any]]) -> ToolCall:
         if not isinstance(value, Mapping):
             raise ValueError("the call is not an object")
         name, arguments = value.get("name"), value.get("arguments", {})
-        if isinstance(arguments, str):  # some models write the object as a text
+        if isinstance(arguments, str):  # some models write the object as a string
             arguments = json.loads(arguments, parse_constant=_refuse)
     if not isinstance(name, str) or name not in types or not isinstance(arguments, Mapping):
         raise ValueError("no call of a function that was offered")
@@ -64,8 +64,7 @@ def _call(block: str, types: Mapping[str, Mapping[str, Any]]) -> ToolCall:
 
 
 def _of_elements(block: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Return the function and the arguments of Qwen3-Coder's form, whose values are JSON where the
-    parameter is no string."""
+    """Parse a call in Qwen3-Coder's format. Values of other types than string are read as JSON."""
     head, *parts = block.split("<parameter=")
     name = head.removeprefix("<function=").split(">")[0].strip()
     arguments: dict[str, Any] = {}
@@ -84,7 +83,7 @@ def _refuse(constant: str) -> None:
 
 
 def render(content: str, calls: Sequence[ToolCall]) -> str:
-    """Write calls as ``parse`` reads them, after the content before them."""
+    """Return the content, followed by the calls in the format that ``parse`` reads."""
     blocks = [f'{OPEN}\n{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}\n{CLOSE}'
               for c in calls]  # fmt: skip
     return "\n".join([content, *blocks] if content else blocks)

@@ -1,4 +1,4 @@
-"""Answers waiting calls in waves: all that wait, in one call of the sampler.
+"""Answers calls in waves: one call of the sampler answers all pending calls.
 
 A wave starts when no episode can continue by itself: nothing in the event loop is ready, no thread
 runs, and every episode waits for a completion.
@@ -17,13 +17,13 @@ T = TypeVar("T", PendingCall, PendingScore)
 
 
 class Waves:
-    """Answers by a sampler that does one thing at a time."""
+    """Answers calls with a sampler that does not support concurrent requests."""
 
     def __init__(self, settings: RolloutSettings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings, self.loop = settings, loop
         self._calls: list[tuple[PendingCall, asyncio.Future[Completion]]] = []
         self._scores: list[tuple[PendingScore, asyncio.Future[Score]]] = []
-        self._idle_since: float | None = None  # with something to be answered
+        self._idle_since: float | None = None  # while an answer is pending
 
     def ask(self, call: PendingCall) -> asyncio.Future[Completion]:
         self._calls.append((call, self.loop.create_future()))
@@ -53,14 +53,14 @@ class Waves:
         pass
 
     def _score(self) -> None:
-        """Score all waiting joint actions in one call of the reward."""
+        """Score all pending joint actions in one call of the reward."""
         waiting, self._scores = sorted(self._scores, key=lambda s: s[0].running.place), []
         scores = self.settings.reward.score([score.action for score, _ in waiting])
         for (_, answer), score in zip(waiting, scores, strict=True):
             answer.set_result(score)
 
     def _sample(self) -> None:
-        """Sample all waiting calls, in one call of the sampler for those with the same stops."""
+        """Sample all pending calls, with one call of the sampler per set of stops."""
         waiting, self._calls = sorted(self._calls, key=lambda c: c[0].place), []
         for stop in dict.fromkeys(call.stop for call, _ in waiting):
             self._sample_with(stop, [pair for pair in waiting if pair[0].stop == stop])

@@ -1,10 +1,10 @@
 """``domain: arena-chores``: who can break symmetry?
 
 Four agents read the same prompt and each chooses one of four chores. The reward is the number of
-different chores over four. Agents with their own policies can reach 1. Agents that share one
-policy choose independently from one distribution, which gets at most 1 − (3/4)⁴ = 0.684, and
-0.25 where it is deterministic. With ``numbered: true`` in the row each prompt begins with the
-agent's number, and a shared policy can reach 1 as well.
+different chores divided by four. Agents with separate policies can reach 1. Agents that share a
+policy choose independently from one distribution, which reaches at most 1 − (3/4)⁴ = 0.684 in
+expectation, and 0.25 if it is deterministic. With ``numbered: true`` in the row, each prompt begins
+with the agent's number, and a shared policy can reach 1 as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ The team is paid for each different one. Write your chore and nothing else.
 
 
 def floor() -> float:
-    """Return 1 − (3/4)⁴: all four share the best policy, each chore with probability 1/4."""
+    """Return 1 − (3/4)⁴: all agents share the best policy, the uniform distribution."""
     return 1 - (1 - 1 / len(CHORES)) ** len(CHORES)
 
 
@@ -33,7 +33,7 @@ def optimum() -> float:
 
 
 class ChoresReward(GameReward):
-    """Different chores / 4; 0 where an answer is illegal."""
+    """The number of different chores / 4, or 0 if an answer is illegal."""
 
     def value(self, action: JointAction) -> float:
         answers = CHORES_GAME.answers(action)
@@ -41,7 +41,7 @@ class ChoresReward(GameReward):
 
 
 class ChoresGame(Game):
-    """Four agents, told apart by nothing, or by a number."""
+    """Four agents with identical prompts, except for an optional number."""
 
     name = "arena-chores"
     agents = (4, 4)

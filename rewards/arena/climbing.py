@@ -2,7 +2,7 @@
 
 The climbing game of Claus and Boutilier (1998). Two agents each choose a color and share the
 payoff of the pair. Red with red pays 11, the most; but against a partner that chooses at random,
-red is worth −6.3, green −5.7 and blue 1.7, so averaging over partners leads away from it.
+red is worth −6.3, green −5.7 and blue 1.7, so averaging over partners leads away from red.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from comlrl.types import JointAction, Task
 
 COLORS = ("red", "green", "blue")
 PAYOFF = ((11, -30, 0), (-30, 7, 6), (0, 0, 5))  # first agent's color, second agent's color
-LEAST = -30.0  # of an illegal answer too
+LEAST = -30.0  # also for an illegal answer
 PROMPT = """\
 You and a partner each choose red, green or blue. Your team is paid for the pair.
 Write your color and nothing else.
@@ -34,7 +34,7 @@ def optimum() -> float:
 
 
 class ClimbingReward(GameReward):
-    """The shared payoff; −30 where an answer is illegal."""
+    """The shared payoff, or −30 if an answer is illegal."""
 
     def value(self, action: JointAction) -> float:
         first, second = CLIMBING.answers(action)
@@ -44,7 +44,7 @@ class ClimbingReward(GameReward):
 
 
 class Climbing(Game):
-    """Two agents that read the same and share a payoff."""
+    """Two agents that read the same prompt and share a payoff."""
 
     name = "arena-climbing"
     reward = ClimbingReward

@@ -1,11 +1,11 @@
 """``domain: arena-codebook``: can two agents invent a code?
 
-The speaker reads one of S symbols and writes a message of m letters from an alphabet of four. The
-listener reads that message alone and names the symbol. The reward is 1 if it is right, else 0. The
-listener reads the message only with ``turn_order: sequential``; in simultaneous turns no policy
-beats the floor. Codes that share a message among several symbols (pooling) are local optima.
+The speaker reads one of S symbols and writes a message of m letters from an alphabet of A = 4. The
+listener reads only that message and names the symbol. The reward is 1 if the symbol is right, else
+0. The listener sees the message only with ``turn_order: sequential``; in simultaneous turns no
+policy beats the floor. Codes that share a message among several symbols (pooling) are local optima.
 
-Rows have ``symbols`` (all S), ``symbol`` (that the speaker reads) and ``letters`` (m).
+Rows have ``symbols`` (all S), ``symbol`` (the one that the speaker reads) and ``letters`` (m).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Write one word: {symbols}.
 
 
 def floor(symbols: int) -> float:
-    """Return 1/S: without a message, the best listener names a fixed symbol."""
+    """Return 1/S: without a message, a listener cannot do better than naming a fixed symbol."""
     return 1 / symbols
 
 
 def optimum(symbols: int, letters: int) -> float:
-    """Return min(1, A^m / S): each message names one symbol, and no more than S are needed."""
+    """Return min(1, A^m / S): each message can name one symbol, and S messages are enough."""
     return min(1.0, len(ALPHABET) ** letters / symbols)
 
 

@@ -1,9 +1,9 @@
-"""``domain: arena-dilemma``: what do agents do that are paid apart?
+"""``domain: arena-dilemma``: what do agents do that are paid separately?
 
-The prisoner's dilemma. Each of two agents has its own reward: 3 each where both cooperate, 1 each
-where both defect, 5 and 0 where one defects alone. Defecting pays more whatever the other does, so
-independent learners with their own rewards defect. With ``reward.by_agent: mean`` both learn from
-the mean, and cooperating pays more. Over several turns each reads the other's last move, and
+The prisoner's dilemma. Each of two agents gets a separate reward: 3 each if both cooperate, 1 each
+if both defect, and 5 and 0 if only one defects. Defecting pays more whatever the other agent does,
+so independent learners with separate rewards defect. With ``reward.by_agent: mean`` both learn from
+the mean, and cooperating pays more. Over several turns each agent reads the other's last move, so
 reciprocity can pay.
 """
 
@@ -22,7 +22,7 @@ PAYOFF = {  # moves → points of each agent
     (DEFECT, COOPERATE): (5.0, 0.0),
     (DEFECT, DEFECT): (1.0, 1.0),
 }
-LEAST = (0.0, 0.0)  # where an answer is illegal
+LEAST = (0.0, 0.0)  # if an answer is illegal
 PROMPT = """\
 You and a partner each cooperate or defect. Both cooperate: 3 points each.
 Both defect: 1 point each. Who defects alone gets 5 points, and the other 0.
@@ -34,17 +34,17 @@ Next round: write cooperate or defect and nothing else.
 
 
 def floor(turns: int = 1) -> float:
-    """Return 1 per turn: both defect, the only equilibrium of a single turn."""
+    """Return 1 per turn: both agents defect, the only equilibrium of a single turn."""
     return float(turns)
 
 
 def optimum(turns: int = 1) -> float:
-    """Return 3 per turn: both cooperate, the most that two agents get on average."""
+    """Return 3 per turn: both agents cooperate, which maximizes their mean reward."""
     return 3.0 * turns
 
 
 class DilemmaReward(Reward):
-    """The points of the two moves; none where an answer is illegal."""
+    """Each agent's points for the two moves, or 0 for both if an answer is illegal."""
 
     by_agent = True
 
@@ -59,7 +59,7 @@ class DilemmaReward(Reward):
 
 
 class Dilemma(Game):
-    """Two agents that read the same."""
+    """Two agents that read the same prompt and get separate rewards."""
 
     name = "arena-dilemma"
     revision = REVISION

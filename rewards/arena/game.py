@@ -1,7 +1,7 @@
 """The base of the arena's games: legal answers, prompts, and the bounds of the score.
 
-Every game reads the first legal word of a completion. A completion without one is an illegal
-answer, and a joint action with an illegal answer gets the least reward of its game.
+An agent's answer is the first legal word of its completion. A completion without one is an illegal
+answer, and a joint action with an illegal answer gets the lowest reward of the game.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ WORD = re.compile(r"[^\W_]+")
 
 
 class Bounds(NamedTuple):
-    """The two ends of a game's score, as an episode's total reward."""
+    """The bounds of a game's score, as total rewards of an episode."""
 
-    floor: float  # what the team gets without what the game asks for
-    optimum: float  # the most that any team of independent agents can get
+    floor: float  # reward without the ability that the game tests
+    optimum: float  # highest reward of any team of independent agents
 
     def score(self, value: float) -> float:
         """Return (value − floor) / (optimum − floor): 0 at the floor, 1 at the optimum."""
@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
 
 
 def first_legal(text: str, legal: Collection[str]) -> str | None:
-    """Return the first word of ``text`` in ``legal``, or None if there is none.
+    """Return the first word of ``text`` that is in ``legal``, or None if there is none.
 
     Case is ignored for legal words in lower case. Words in capitals must match exactly, because
     the letter A is a legal message and the article is not.
@@ -41,7 +41,7 @@ def first_legal(text: str, legal: Collection[str]) -> str | None:
 
 
 class GameReward(Reward):
-    """One number for each joint action, which a subclass says."""
+    """Base of rewards that are one number per joint action; subclasses define ``value``."""
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         return [Score(self.value(action)) for action in actions]
@@ -52,10 +52,10 @@ class GameReward(Reward):
 
 
 class Game(Domain):
-    """A task of the arena; a subclass adds its rows, roles, templates, legal answers and reward."""
+    """Base of the arena's games; subclasses add rows, roles, prompts, legal answers and reward."""
 
-    name: ClassVar[str]  # of the domain and its builtin data, and the rows' field ``game``
-    agents: ClassVar[tuple[int, int]] = (2, 2)  # fewest and most
+    name: ClassVar[str]  # of the domain and its builtin data; the rows' field ``game``
+    agents: ClassVar[tuple[int, int]] = (2, 2)  # minimum and maximum number
     fields: Sequence[str] = ()
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -82,14 +82,14 @@ class Game(Domain):
 
     @abstractmethod
     def legal(self, task: Task, agent: int, num_agents: int) -> tuple[str, ...]:
-        """Return the words that this agent may answer with."""
+        """Return the legal answers of an agent."""
 
     @abstractmethod
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        """Return the floor and optimum of an episode under the run's ``reward``."""
+        """Return the bounds of an episode's total reward under the run's ``reward``."""
 
     def answers(self, action: JointAction) -> tuple[str | None, ...]:
-        """Return each agent's answer, None for an illegal one."""
+        """Return each agent's answer, or None for an illegal one."""
         count = len(action.completions_N)
         return tuple(
             first_legal(text, self.legal(action.task, agent, count))
@@ -97,11 +97,11 @@ class Game(Domain):
         )
 
     def answer(self, task: Task, agent: int, num_agents: int, text: str) -> str:
-        """Return one agent's answer as the others read it."""
+        """Return an agent's answer as the other agents read it."""
         return first_legal(text, self.legal(task, agent, num_agents)) or "nothing"
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return the earlier answers of a sequential turn, without the text around them."""
+        """Return the earlier answers of a sequential turn, without the surrounding text."""
         return "".join(
             f"Player {other + 1} chose {self.answer(task, other, num_agents, text)}.\n"
             for other, text in enumerate(written)

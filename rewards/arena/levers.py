@@ -1,10 +1,10 @@
 """``domain: arena-levers``: does a team agree with anybody but itself?
 
 The lever game of Other-Play (Hu et al. 2020, arXiv 2003.02979). Two agents each pull one of ten
-levers. If both pull the same one, they get 1, or 0.9 for lever 0; else nothing. Nine levers are
-alike, so two teams that were trained apart agree on one of them by luck. Lever 0 is the only one
-that strangers can agree on. Self-play rewards the wrong choice: play teams against each other
-(``evaluate.py --cross-play``).
+levers. If both pull the same lever, they get 1, or 0.9 for lever 0; otherwise 0. The other nine
+levers are alike, so teams that were trained separately agree on one of them only by luck. Lever 0
+is the only one that strangers can agree on. Self-play rewards the wrong choice, so evaluate agents
+of different teams together (``evaluate.py --cross-play``).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Lever 0 gives only 0.9 points. Write the digit of your lever and nothing else.
 
 
 def floor() -> float:
-    """Return 1/9, with a stranger: each team agrees on one of the nine levers."""
+    """Return 1/9: two strangers each pull the one of the nine levers that their team chose."""
     return 1 / (len(LEVERS) - 1)
 
 
 def optimum() -> float:
-    """Return 0.9, with a stranger: all pull the lever that is different."""
+    """Return 0.9: two strangers both pull lever 0."""
     return SPECIAL_PAYS
 
 
 class LeversReward(GameReward):
-    """1 or 0.9 where both agents pull the same lever, else 0; 0 where an answer is illegal."""
+    """1, or 0.9 for lever 0, if both agents pull the same lever; 0 if not, or if one is illegal."""
 
     def value(self, action: JointAction) -> float:
         first, second = LEVERS_GAME.answers(action)
@@ -43,7 +43,7 @@ class LeversReward(GameReward):
 
 
 class LeversGame(Game):
-    """Two agents that read the same."""
+    """Two agents that read the same prompt."""
 
     name = "arena-levers"
     reward = LeversReward
@@ -55,11 +55,11 @@ class LeversGame(Game):
         return LEVERS
 
     def bounds(self, task: Task, num_agents: int, num_turns: int, reward: Any) -> Bounds:
-        """Return the bounds of cross-play; self-play of a perfect team scores above 1."""
+        """Return the bounds for cross-play; a perfect team scores above 1 in self-play."""
         return Bounds(floor(), optimum())
 
     def greatest_reward(self, num_agents: int) -> float | None:
-        """Return 1: a team alone agrees on any of the nine levers."""
+        """Return 1: in self-play a team can agree on any of the nine levers."""
         return 1.0
 
 

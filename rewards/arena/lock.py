@@ -1,11 +1,12 @@
 """``domain: arena-lock``: does credit cross a long horizon?
 
-Each of two agents has a secret number, 0 to 2, and both play T turns. At turn 1 an agent writes its
-secret; later, its secret plus what its partner wrote last, modulo 3. An error is final, and nobody
-hears of it. ``reward.arguments.pay``: ``sparse`` pays 1 at turn T if all answers were right,
-``dense`` pays 1/T for each turn up to which all were right.
+Each of two agents has a secret number from 0 to 2, and both play T turns. At turn 1 an agent writes
+its secret; at later turns, the sum of its secret and its partner's last answer, modulo 3. An error
+is final, and the agents are not told of it. With ``reward.arguments.pay: sparse`` the reward is 1
+at turn T if all answers were right; with ``dense`` it is 1/T at each turn while all answers so far
+are right.
 
-Rows have ``secrets``, one of each agent.
+Rows have ``secrets``, one per agent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Your secret is {secret}. Write the sum of both, modulo 3, and nothing else.
 
 
 def floor(turns: int, pay: str = "sparse") -> float:
-    """Return 9^−T (sparse) or (1/T) Σ_t 9^−t (dense): both agents write at random."""
+    """Return 9^−T (sparse) or (1/T) Σ_t 9^−t (dense): both agents answer at random."""
     both = len(SYMBOLS) ** -2
     if pay == "sparse":
         return both**turns
@@ -35,7 +36,7 @@ def floor(turns: int, pay: str = "sparse") -> float:
 
 
 def optimum() -> float:
-    """Return 1: each agent reads everything that its right answer depends on."""
+    """Return 1: each agent knows everything that its right answer depends on."""
     return 1.0
 
 
@@ -51,8 +52,8 @@ class LockReward(GameReward):
     """1 at the last turn (sparse) or 1/T at each turn (dense) while all answers are right.
 
     Args:
-        num_turns: T, the run's.
-        pay: when right answers are paid.
+        num_turns: T of the run.
+        pay: when right answers are rewarded.
     """
 
     def __init__(self, num_turns: int, pay: Literal["sparse", "dense"] = "sparse") -> None:
@@ -67,7 +68,7 @@ class LockReward(GameReward):
 
 
 def all_right(action: JointAction) -> bool:
-    """Return whether all answers up to this turn are right; an illegal one is not."""
+    """Return whether all answers up to this turn are right; illegal answers are wrong."""
     before = None
     for past in action.as_past:
         answers = LOCK.answers(past)

@@ -1,13 +1,13 @@
 """``domain: arena-shards``: how does credit reach each of N agents?
 
-N holders (2 to 8) hold one number each and write a number. A judge acts last, reads what they
-wrote and names a holder; the reward is 1 if it is the right one, else 0. The numbers of a row
-differ. The judge reads the answers only with ``turn_order: sequential``. It holds no number itself:
-without the answers, it is right in one case of N. A team has N + 1 agents.
+N holders (2 to 8) each hold a number and write a digit. A judge acts last, reads their answers and
+names a holder; the reward is 1 if the name is right, else 0. The judge sees the answers only with
+``turn_order: sequential``. It holds no number: without the answers, it is right with probability
+1/N. A team has N + 1 agents.
 
-Rows have ``numbers`` (at least N; a team of N holders uses the first N) and ``question``:
-``largest``, ``median`` (the lower one of an even number), or ``pair``: whether two numbers are
-equal, for which numbers need not differ and the judge answers yes or no.
+Rows have ``numbers`` (at least N, of which the first N are used) and ``question``. The question is
+``largest``, ``median`` (the lower one if N is even) or ``pair``: are two numbers equal? For
+``pair`` the judge answers yes or no; otherwise all numbers of a row must differ.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Say {question}. Write one word.
 
 
 def floor(holders: int, question: str = "largest", numbers: int | None = None) -> float:
-    """Return 1/N for a name. For ``pair``: 1 − C(N, 2) / (2 C(M, 2)), the share of rows without a
-    pair among their first N numbers, where half of them have one among all M.
+    """Return 1/N if the judge names a holder. For ``pair``, return 1 − C(N, 2) / (2 C(M, 2)).
 
-    ``numbers``: M of a row; None: N.
+    The latter is the share of rows without a pair among their first N numbers, if half of the rows
+    have a pair among all M numbers. ``numbers`` is M; None stands for N.
     """
     if question != "pair":
         return 1 / holders
@@ -55,7 +55,7 @@ def optimum() -> float:
 
 
 def right_answer(numbers: Sequence[int], question: str) -> str:
-    """Return the right answer of the judge."""
+    """Return the judge's right answer."""
     if question == "pair":
         return "yes" if len(set(numbers)) < len(numbers) else "no"
     place = -1 if question == "largest" else (len(numbers) - 1) // 2
@@ -123,7 +123,7 @@ class Shards(Game):
         return tuple(name.lower() for name in NAMES[: num_agents - 1])
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return the earlier answers to the judge only; holders do not read each other."""
+        """Return the earlier answers for the judge; holders do not read each other's answers."""
         if agent < num_agents - 1:
             return ""
         return "".join(

@@ -1,1 +1,1 @@
-"""The code domain: helpers and a main write one program; their tests say what it is worth."""
+"""The code domain: helpers and a main write one program, which is scored by the task's tests."""

@@ -1,4 +1,4 @@
-"""Limits on a program's cost to the trainer: the size of its code, and memory for known results."""
+"""Limits on a program's cost to the trainer: the size of its code, and memory for caches."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from comlrl.rewards.code.breakdown import SyntaxProblem
 
 MAX_COMPILED = 1 << 20  # bytes of a program's marshalled code
-SHORT = 4096  # characters of a program in which no names can be written out beyond measure
-MAX_NAMES = 8 << 20  # characters of names that the compiler writes out, guessed from above
+SHORT = 4096  # characters up to which a program's names cannot become too long
+MAX_NAMES = 8 << 20  # limit on ``written_out``
 _SCOPES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def check_names(program: str) -> None:
-    """Raise SyntaxError for a short program whose names become endless once compiled."""
+    """Raise SyntaxError for a program whose names would become too long when compiled."""
     if len(program) > SHORT and written_out(ast.parse(program)) > MAX_NAMES:
         raise SyntaxError("names that are endless once compiled")
 
 
 def written_out(tree: ast.Module) -> int:
-    """Return an upper bound on the characters in the names that the compiler makes.
+    """Return an upper bound on the characters in the names that the compiler creates.
 
-    A private name is written out with the name of its class, and each function and class with the
-    names of all around it: 5,000 of them in a class whose name has 30 KB are 150 MB.
+    The compiler prefixes private names with the class name, and qualifies functions and classes
+    with all enclosing names: 5,000 of them in a class with a 30 KB name take 150 MB.
     """
     total = 0
     pending: list[tuple[ast.AST, int]] = [(tree, 0)]
@@ -47,9 +47,9 @@ def bounded(code: bytes | SyntaxProblem) -> bytes | SyntaxProblem:
 
 
 class Memo:
-    """A function that remembers its latest results, as many as weigh ``capacity`` in all.
+    """Caches a function's most recently used results, up to a total weight of ``capacity``.
 
-    ``weigh`` gets the arguments and the result.
+    ``weigh(arguments, result)`` returns the weight of a result.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Memo:
     ) -> None:
         self._function, self._weigh, self._capacity = function, weigh, capacity
         self._cache: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self.weight = 0  # of all that is remembered
+        self.weight = 0  # of all cached results
 
     def __call__(self, *arguments: Any) -> Any:
         cached = self._cache.get(arguments)

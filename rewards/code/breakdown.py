@@ -21,7 +21,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class SyntaxProblem:
-    """Why the joint program does not compile; line and column are 1-based, in ``program``."""
+    """The reason why a joint program does not compile; line and column are 1-based."""
 
     message: str
     line: int | None
@@ -44,25 +44,25 @@ class RewardBreakdown:
     not_wrapper: float = 0.0
     aux_ignored: float = 0.0
     team: float | None = None  # with ``bonus="team"``, in place of the three terms above
-    helpers: tuple[str, ...] = ()  # names that the team was to define: "aux", "aux2", …
-    defined: tuple[str, ...] = ()  # of helpers and entry point, those found with a return
-    # of each agent whose own function was not found: the functions that its text holds
+    helpers: tuple[str, ...] = ()  # the team's helper names: "aux", "aux2", …
+    defined: tuple[str, ...] = ()  # helpers and entry point that were found, with a return
+    # for each agent, the functions in its text if its required function was not found, else ()
     instead: tuple[tuple[str, ...], ...] = ()
     called: tuple[str, ...] = ()  # helpers that main calls
     ignored: tuple[str, ...] = ()  # helpers that main calls somewhere without reading the result
-    wrapper: bool = False  # main only hands on aux's result
-    # helpers and entry point without whose part a test fails, () if one fails anyway; None: not
-    # measured
+    wrapper: bool = False  # main only returns aux's result
+    # functions (helpers and entry point) without which a test fails; () if one fails anyway, None
+    # if not measured
     needed: tuple[str, ...] | None = None
     syntax_error: SyntaxProblem | None = None
     outcomes: tuple[TestOutcome, ...] = ()  # empty where scoring stopped before the tests
     program: str = ""  # preamble + helpers + main, as it was run
-    isolation: str = "none"  # what the sandbox used: "bubblewrap", "unshare", "limits"
+    isolation: str = "none"  # the sandbox's level: "bubblewrap", "unshare", "limits"
     seconds: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
-        """The terms by name; their sum is the reward."""
+        """The reward's terms by name, which sum to ``total``."""
         parts = {name: getattr(self, name) for name in PARTS}
         return parts if self.team is None else parts | {"team": self.team}
 
@@ -76,5 +76,5 @@ class RewardBreakdown:
 
     @property
     def test_fraction(self) -> float:
-        """Share of tests passed; 0 where scoring stopped before the tests."""
+        """The share of tests passed; 0 if scoring stopped before the tests."""
         return sum(o.passed for o in self.outcomes) / len(self.outcomes) if self.outcomes else 0.0

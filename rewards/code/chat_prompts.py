@@ -1,8 +1,8 @@
 """Prompts of the code domain for models with a chat template.
 
-Such models answer as assistants do: with prose, examples and the whole solution. Their answers are
-therefore begun for them, with a fence and the first line of the function that is theirs
-(``PREFILL``). `benchmarks/prompts_table.py` compares these words with others.
+Such models tend to answer with prose, examples and the whole solution. Their answers are therefore
+prefilled with a fence and the first line of the function that the agent is to write (``PREFILL``).
+`benchmarks/prompts_table.py` compares these prompts with others.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ DIVIDING_MAIN = """\
 ```
 """
 
-# Main's answers begin with its calls: a small model else does the whole work by itself.
+# Main's answers begin with its calls, because otherwise a small model does all the work itself.
 DIVIDING_PREFILL = "```python\n{opening}"
 
-# How every answer starts: in a block of code, with the line that the agent's function begins with.
+# The start of every answer: a code block with the first line of the agent's function.
 PREFILL = "```python\n{start}"

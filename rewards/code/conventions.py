@@ -1,8 +1,8 @@
-"""Which convention an agent's code follows, read from its syntax tree (standard library only).
+"""Detects the convention that an agent's code follows, from its syntax tree.
 
 The conventions are those of ``problems``: test, transform, then, filter, map, filter_map, reduce.
-What they are about is visible in the code: does the helper take an element, a result (``y``) or a
-collection, and does it give back a truth value, a collection or a single answer?
+They differ in the helper's parameter (an element, a result ``y`` or a collection) and in its return
+value (a truth value, a collection or a single answer). Standard library only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 
 from comlrl.rewards.code.analysis.parsing import parse, written
 
-_COLLECTIONS = frozenset({"d", "items", "out", "data"})  # beside every name that ends in s
-_RESULT = "y"  # what a second map calls the results of the first
+_COLLECTIONS = frozenset({"d", "items", "out", "data"})  # in addition to names that end in s
+_RESULT = "y"  # the name that a second map uses for the results of the first
 _LOOPS = ast.ListComp | ast.DictComp | ast.SetComp | ast.GeneratorExp
 
 
 def convention(source: str, name: str = "aux") -> str | None:
-    """Return what the helper ``name`` in an agent's text does, or None if it is unclear."""
+    """Return the convention that the helper ``name`` in a text follows, or None if unclear."""
     function = _function(source, name)
     result = _returned(function) if function else None
     if function is None or result is None:
@@ -46,10 +46,10 @@ def convention(source: str, name: str = "aux") -> str | None:
 
 
 def expected_convention(source: str, entry_point: str, stages: str | None = None) -> str | None:
-    """Return what main in an agent's text relies on ``aux`` to do, or None if it is unclear.
+    """Return the convention that main in a text expects of ``aux``, or None if unclear.
 
-    ``stages`` is the CoopMini row's column of that name. Main's code alone does not tell whether
-    a collection that it takes over from aux as it is was to be filtered, mapped, or both.
+    ``stages`` is that column of a CoopMini row. It is needed where main uses a collection from aux
+    unchanged: its code does not show whether aux should filter, map, or both.
     """
     function = _function(source, entry_point)
     if function is None or not _calls_aux(function):
@@ -71,7 +71,7 @@ def expected_convention(source: str, entry_point: str, stages: str | None = None
 
 
 def _function(source: str, name: str) -> ast.FunctionDef | None:
-    """Return the definition of ``name`` in a text that may hold prose and fences around it."""
+    """Return the definition of ``name`` in a text, which may contain prose and fences, or None."""
     start = re.search(rf"^def {re.escape(name)}\s*\(", source, re.MULTILINE)
     if start is None:
         return None
@@ -85,7 +85,7 @@ def _function(source: str, name: str) -> ast.FunctionDef | None:
 
 
 def _returned(function: ast.FunctionDef) -> ast.expr | None:
-    """Return the first returned expression, with a name assigned just before it filled in."""
+    """Return the first returned expression, or if that is a variable, the value assigned to it."""
     assigned: dict[str, ast.expr] = {}
     for statement in function.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):

@@ -1,6 +1,6 @@
-"""The reward's breakdown in words: the analysis that the modes with diagnostics share.
+"""Describes the reward's breakdown in words, for the modes with diagnostics.
 
-Nothing is run here: every fact comes from the ``RewardBreakdown`` that the reward returned for the
+Nothing is run here: all facts come from the ``RewardBreakdown`` that the reward returned for the
 attempt.
 """
 
@@ -21,8 +21,8 @@ from comlrl.types import Attempt
 MAX_PROGRAM = 1 << 20  # bytes of a program in which lines are looked up
 MAX_SOURCE = 400  # characters of a test that are shown
 MAX_MESSAGE = 200  # characters of an error message that are shown
-MAX_NAMES, MAX_NAME = 3, 40  # functions that were written instead, and characters of a name
-# A line that begins a function (its name is found), a class or a constant of the program.
+MAX_NAMES, MAX_NAME = 3, 40  # functions listed as written instead, and characters of a name
+# A line that begins a function (whose name is captured), a class or a constant of the program.
 _TOP = re.compile(
     r"(?:async\s+)?def\s+(\w+)|class\s"
     r"|[^\W\d][\w.]{0,99}(?:\[[^\n]{0,99}\])?\s{0,9}(?::[^=]{1,99})?=[^=]"
@@ -31,11 +31,11 @@ _TOP = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The results of an attempt, level by level; None: not reached."""
+    """The results of an attempt by level; None for a level that was not reached."""
 
-    definitions: bool  # of every agent's function
+    definitions: bool  # every agent's function is defined
     syntax: bool | None
-    tests: tuple[int, int] | None  # passed, of those surfaced
+    tests: tuple[int, int] | None  # (passed, total) of the surfaced tests
     use: bool | None  # main calls every helper, reads its result, and does its own work
 
     @property
@@ -45,9 +45,9 @@ class Levels:
 
 
 def checked_slice(value: int | str | None) -> int | None:
-    """Return ``external.sandbox_slice`` as the n of ``surfaced``; raise UserError if invalid.
+    """Convert ``external.sandbox_slice`` to the n of ``surfaced``.
 
-    0, null and 'all' → None (every test); any other whole number is kept.
+    0, null and 'all' become None (every test). Raises UserError if the value is invalid.
     """
     if value is None or value == "all" or (value == 0 and not isinstance(value, bool)):
         return None
@@ -62,7 +62,7 @@ def checked_slice(value: int | str | None) -> int | None:
 def surfaced(
     outcomes: Sequence[TestOutcome], sandbox_slice: int | str | None = 1
 ) -> tuple[TestOutcome, ...]:
-    """Return the tests that feedback may show: the first n, the last |n|, or all of them."""
+    """Return the outcomes that feedback may show: the first n, the last |n| (n < 0), or all."""
     n = checked_slice(sandbox_slice)
     if n is None:
         return tuple(outcomes)
@@ -70,12 +70,12 @@ def surfaced(
 
 
 def agent_names(attempt: Attempt) -> tuple[str, ...]:
-    """Return the function that each agent writes: ``aux``, ``aux2``, …, the entry point last."""
+    """Return the name of each agent's function: ``aux``, ``aux2``, … and last the entry point."""
     return (*helper_names(len(attempt.completions_N)), attempt.task.fields["entry_point"])
 
 
 def breakdown_of(attempt: Attempt) -> RewardBreakdown:
-    """Return the attempt's breakdown; raise UserError if the reward has none."""
+    """Return the attempt's breakdown. Raises UserError if the reward does not provide one."""
     if not isinstance(attempt.score.facts, RewardBreakdown):
         raise UserError(
             "external.mode: modes with diagnostics need a reward that runs the code, and this one "
@@ -85,9 +85,9 @@ def breakdown_of(attempt: Attempt) -> RewardBreakdown:
 
 
 def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
-    """Judge each level separately, with the test levels on the surfaced tests only.
+    """Return the result of each level, counting only the surfaced tests.
 
-    The use of helpers is read off the program: unlike the reward's bonus, it needs no passed test.
+    Use of helpers is judged from the program. Unlike the reward's bonus, it needs no passed test.
     """
     facts, names = breakdown_of(attempt), agent_names(attempt)
     definitions = all(name in facts.defined for name in names)
@@ -103,10 +103,10 @@ def levels(attempt: Attempt, sandbox_slice: int | str | None) -> Levels:
 
 
 def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -> str:
-    """Describe what is right and wrong with a joint program, for agent number ``agent``.
+    """Describe the results of a joint program to the agent with index ``agent``.
 
-    Lines of code in an error are counted from the ``def`` line of the function they are in. The
-    line itself is quoted only to the agent that wrote it.
+    Line numbers in errors count from the function's ``def`` line. The line itself is quoted only to
+    the agent that wrote it.
     """
     facts, names = breakdown_of(attempt), agent_names(attempt)
     lines = [_definitions(facts, names, agent)]
@@ -121,7 +121,7 @@ def diagnostics(attempt: Attempt, agent: int, sandbox_slice: int | str | None) -
 
 
 def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> str:
-    """Describe whose functions were found, and what a reader's text has if its own is missing."""
+    """List the functions found and missing, and what the reader wrote if its own is missing."""
     defined = [name for name in names if name in facts.defined]
     missing = [name for name in names if name not in facts.defined]
     parts = [f"Defined: {_listed(defined)}."] if defined else []
@@ -133,7 +133,7 @@ def _definitions(facts: RewardBreakdown, names: Sequence[str], reader: int) -> s
 
 
 def _instead(written: Sequence[str], names: Sequence[str], reader: int) -> str:
-    """Describe what the agent that should write ``names[reader]`` wrote instead."""
+    """Describe what the reader wrote instead of its function ``names[reader]``."""
     name = names[reader]
     if name in written:
         return f"Your `{name}` returns nothing."
@@ -179,7 +179,7 @@ def _reason(outcome: TestOutcome, facts: RewardBreakdown, names: Sequence[str]) 
 
 
 def _usage(facts: RewardBreakdown, names: Sequence[str]) -> list[str]:
-    """Describe how main uses the helpers that are defined."""
+    """Describe how main uses the defined helpers."""
     helpers = [name for name in names[:-1] if name in facts.defined]
     groups = (
         ("not called", [h for h in helpers if h not in facts.called]),
@@ -195,7 +195,7 @@ def _usage(facts: RewardBreakdown, names: Sequence[str]) -> list[str]:
 def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | None, int | None]:
     """Return (function, line counted from its ``def``) for a line of the joint program.
 
-    (None, the line itself) where it is in none of the agents' functions.
+    Returns (None, line) if the line is in none of the agents' functions.
     """
     if line is None:
         return None, None
@@ -216,7 +216,7 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
 
 
 def _line(message: str) -> str:
-    """Return a message on one line, cleaned, without its full stop, and cut."""
+    """Return a message on one line, cleaned and truncated, without its final period."""
     return cut(" ".join(clean(message).split()).rstrip("."), MAX_MESSAGE)
 
 

@@ -15,9 +15,12 @@ from comlrl.types import Conventions, Domain, JointAction, Score, Task, Transiti
 
 
 class CodeDomain(Domain):
-    """Rows in HumanEval's format: ``prompt`` (imports, helper functions and the entry point's stub
-    with its docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``; or in MBPP's:
-    ``text``, ``test_list``, ``code``."""
+    """Code problems, in the format of HumanEval or MBPP.
+
+    HumanEval's rows have ``prompt`` (imports, helper functions and the entry point's stub with its
+    docstring), ``test`` (defines ``check(candidate)``) and ``entry_point``. MBPP's have ``text``,
+    ``test_list`` and ``code``.
+    """
 
     fields = prompt_templates.FIELDS
     revision = prompt_templates.REVISION
@@ -25,8 +28,8 @@ class CodeDomain(Domain):
         prompt_templates.SINGLE,
         prompt_templates.HELPER,
         prompt_templates.MAIN,
-    )  # of one alone, a helper, main
-    again = (prompt_templates.HELPER_AGAIN, prompt_templates.MAIN_AGAIN)  # after what others wrote
+    )  # for a single agent, a helper, main
+    again = (prompt_templates.HELPER_AGAIN, prompt_templates.MAIN_AGAIN)  # after others' functions
     reward = CodeReward
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
@@ -64,7 +67,7 @@ class CodeDomain(Domain):
         return (*prompt_templates.helper_names(num_agents), task.fields["entry_point"])
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return the functions so far, quoted as data, and a reminder of what to write."""
+        """Return the functions written so far, quoted as data, and a reminder of the task."""
         shown = (
             prompt_templates.WRITTEN.format(name=name, text=fenced(text.strip("\n") or "(empty)"))
             for name, text in zip(self.parts(task, num_agents), written, strict=False)
@@ -113,7 +116,7 @@ class CodeDomain(Domain):
 
 
 class ChatCodeDomain(CodeDomain):
-    """The code domain, worded for models with a chat template."""
+    """The code domain with prompts for models with a chat template."""
 
     revision = chat_prompts.REVISION
     prefill = chat_prompts.PREFILL
@@ -122,7 +125,7 @@ class ChatCodeDomain(CodeDomain):
 
 
 class DividingCodeDomain(CodeDomain):
-    """The code domain, with prompts that tell each agent its part of the work."""
+    """The code domain with prompts that assign each agent its part of the work."""
 
     first = (
         prompt_templates.SINGLE,
@@ -135,7 +138,7 @@ class DividingCodeDomain(CodeDomain):
 
 
 class ChatDividingCodeDomain(ChatCodeDomain):
-    """The dividing code domain, worded for models with a chat template."""
+    """The dividing code domain with prompts for models with a chat template."""
 
     prefill = chat_prompts.DIVIDING_PREFILL
     first = (chat_prompts.SINGLE, chat_prompts.DIVIDING_HELPER, chat_prompts.DIVIDING_MAIN)

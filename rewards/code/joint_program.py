@@ -1,6 +1,6 @@
-"""The contribution of each agent to the joint program.
+"""Assembles the joint program from the agents' texts.
 
-Everything here is read from the text; nothing is run.
+The texts are only parsed and compiled; nothing is run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from comlrl.rewards.code.breakdown import SyntaxProblem
 from comlrl.rewards.sandbox.inside.candidate import ENTERED
 
 PROGRAM_NAME = "<program>"  # the file name of the joint program, in tracebacks
-warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # of model-written code
+warnings.filterwarnings("ignore", module=re.escape(PROGRAM_NAME))  # about model-written code
 
 
 MAX_PROMPT = 1 << 20  # bytes; a prompt is the task's own text, not a model's
@@ -42,12 +42,12 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """The part of the joint program that one agent's text adds: its definition, and the rest."""
+    """The part of the joint program that comes from one agent's text."""
 
-    function: Function
+    function: Function  # the agent's function
     imports: tuple[str, ...]  # from ``__future__``
-    source: str  # in the text's order
-    broken: tuple[str, ...] = ()  # functions in it that do not parse, or are excessive
+    source: str  # of the function and the other statements, in their order
+    broken: tuple[str, ...] = ()  # functions in it that do not parse or are excessive
     nodes: tuple[ast.stmt, ...] = ()  # its statements
 
     @property
@@ -56,15 +56,15 @@ class Contribution:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names of the module that it reads."""
+        """The module's names that it reads."""
         return frozenset().union(*(Names(node).module_reads for node in self.nodes))
 
 
 def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | None:
-    """Return what a text adds as the definition of ``name``, or None if it does not define it.
+    """Return a text's contribution as the author of ``name``, or None if it does not define it.
 
-    ``team`` holds every name that some agent is to define; the others' names are never taken
-    from this text.
+    ``team`` lists the names of all agents' functions; definitions of the other agents' names are
+    removed from the text.
     """
     extracted, others = extract(text), frozenset(team) - {name}
     function = extracted.by_name().get(name)
@@ -84,7 +84,7 @@ def contribution(text: str, name: str, team: Sequence[str]) -> Contribution | No
 
 
 def _separated(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield sources with their separators: two empty lines around functions."""
+    """Yield sources and the separators between them: two empty lines around functions."""
     for before, part in zip([None, *parts], parts, strict=False):
         if before is not None:
             statements = isinstance(before, Statement) and isinstance(part, Statement)
@@ -93,9 +93,9 @@ def _separated(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
-    """Leave out redefinitions of ``function`` and incomplete functions.
+    """Yield the parts without later redefinitions of ``function`` and incomplete functions.
 
-    Those that the rest of the text mentions stay.
+    Incomplete functions stay if the rest of the text mentions them.
     """
     parts, best = extracted.parts, extracted.by_name()
     complete = (part.source for part in parts if part.node is not None or part is function)
@@ -113,7 +113,7 @@ def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
 
 
 def _runs(part: Part) -> bool:
-    """Return whether a statement can run at module level; ``return`` cannot."""
+    """Return whether a part compiles at module level and is not a ``__main__`` block."""
     if isinstance(part, Function):
         return True
     match part.node:
@@ -131,7 +131,7 @@ def _runs(part: Part) -> bool:
 def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
     """Return a prompt's imports, and the source of its complete helper functions.
 
-    Where the prompt parses, its classes and constants count too. The entry point's stub and
+    If the prompt parses, its classes and constants are included too. The entry point's stub and
     other functions without a body are left out.
     """
     tree = parse(prompt, MAX_PROMPT)
@@ -156,7 +156,7 @@ def preamble(prompt: str, entry_point: str) -> tuple[tuple[str, ...], str]:
 
 @functools.lru_cache(maxsize=1024)
 def read_names(source: str) -> frozenset[str]:
-    """Return the names of the module that a prompt's functions read."""
+    """Return the module's names that a prompt's functions read."""
     tree = parse(source, MAX_PROMPT)
     body = tree.body if tree is not None else []
     return frozenset().union(*(Names(node).module_reads for node in body))
@@ -171,7 +171,7 @@ def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def join(prompt: tuple[tuple[str, ...], str], contributions: Iterable[Contribution | None]) -> str:
-    """Return the joint program: preamble, helpers in order, main."""
+    """Return the joint program: ``prompt`` (its imports and functions), helpers in order, main."""
     parts = [c for c in contributions if c is not None]
     imports = dict.fromkeys([*prompt[0], *(line for part in parts for line in part.imports)])
     first = sorted(imports, key=lambda line: not line.startswith("from __future__"))
@@ -188,16 +188,16 @@ def compile_program(
 ) -> bytes | SyntaxProblem:
     """Compile the program for ``comlrl.rewards.sandbox.inside.candidate``.
 
-    Return its marshalled code, or why it does not compile.
+    Returns its marshalled code, or the reason why it does not compile.
 
     Args:
-        broken: functions in it that do not parse by themselves, or are excessive. Such a program
-            never compiles: an open string or bracket of one part could otherwise take in the next,
-            and what runs would not be what was read.
-        names: the functions that the agents write, the entry point last. Their definitions have to
-            succeed; any other statement that raises is passed over. Helpers note that they run.
-        main_line: where the entry point's agent begins; 1-based.
-        asserts: whether its asserts are kept.
+        broken: functions in it that do not parse by themselves or are excessive. If there are any,
+            the program does not compile: an unclosed string or bracket of one part could otherwise
+            swallow the next, so the program would not be the one that was analyzed.
+        names: the agents' functions, the entry point last. Their definitions must succeed; any
+            other statement may fail. Helpers report that they run.
+        main_line: the 1-based line at which the main agent's part begins.
+        asserts: whether asserts are compiled.
     """
     try:
         tree = ast.parse(program, PROGRAM_NAME)

@@ -11,11 +11,11 @@ from comlrl.rewards.code.prompt_templates import helper_names
 from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.types import Conventions, JointAction
 
-MAX_TEXT = 20_000  # characters of a program that are kept
+MAX_TEXT = 20_000  # characters of a program that are recorded
 
 
 def measures(breakdown: RewardBreakdown, entry_point: str) -> dict[str, float]:
-    """Return one program's measures; those of helpers are shares of the helpers, if any."""
+    """Return a program's measures; those that begin with ``aux_`` are shares of the helpers."""
     values = {
         "test_fraction": breakdown.test_fraction,
         "syntax_rate": float(breakdown.syntax > 0),
@@ -42,9 +42,9 @@ def measures(breakdown: RewardBreakdown, entry_point: str) -> dict[str, float]:
 
 
 def conventions(action: JointAction) -> Conventions | None:
-    """Return what each helper does, and what main expects of aux.
+    """Return the convention of each helper and the one that main expects of aux.
 
-    None if the row has no ``stages`` column (CoopMini's rows do), or there are no helpers.
+    Returns None if the row is not CoopMini's (has no ``stages``) or there are no helpers.
     """
     fields, texts_N = action.task.fields, action.completions_N
     if "stages" not in fields or len(texts_N) == 1:
@@ -56,7 +56,7 @@ def conventions(action: JointAction) -> Conventions | None:
 
 
 def described(breakdown: RewardBreakdown) -> dict[str, Any]:
-    """Return the breakdown as JSON, reduced to what a reader needs."""
+    """Return a JSON-serializable summary of the breakdown."""
     problem = breakdown.syntax_error
     return {
         "called": list(breakdown.called),
@@ -70,7 +70,7 @@ def described(breakdown: RewardBreakdown) -> dict[str, Any]:
 
 
 def _lazy(breakdown: RewardBreakdown) -> list[str] | None:
-    """Return the roles without whose part the program passes as well; None where not measured."""
+    """Return the roles without whose part the program still passes; None if not measured."""
     if breakdown.needed is None or not breakdown.passed_all:
         return None
     lazy = [name for name in breakdown.helpers if name not in breakdown.needed]

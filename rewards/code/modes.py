@@ -1,4 +1,4 @@
-"""The code domain's external modes: the part of the reward's breakdown that each agent reads."""
+"""The code domain's external modes, which show the agents parts of the reward's breakdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD = {True: "passed", False: "failed", None: "not reached"}
 
 
 class Feedback(ABC):
-    """Tells each agent something of its attempt, then what to do."""
+    """Base of the modes: feedback on the attempt, then instructions to revise it."""
 
     reads = RewardBreakdown
 
@@ -32,20 +32,18 @@ class Feedback(ABC):
 
     @abstractmethod
     def feedback(self, attempt: Attempt, agent: int) -> str:
-        """Return the feedback on an attempt for one of its agents."""
+        """Return the feedback on an attempt for the agent with index ``agent``."""
 
 
 class LevelFeedback(Feedback):
-    """``level_feedback``: what was found, what failed and how, level by level, on the surfaced
-    tests."""
+    """``level_feedback``: the results by level, with the errors and the surfaced tests."""
 
     def feedback(self, attempt: Attempt, agent: int) -> str:
         return diagnostics(attempt, agent, self.sandbox_slice)
 
 
 class LevelPassed(Feedback):
-    """``level_passed``: four signals without a word of why: whether the functions were found and
-    compile, how many of the surfaced tests passed, and whether main makes use of the helpers."""
+    """``level_passed``: the result of each level on the surfaced tests, without explanation."""
 
     def feedback(self, attempt: Attempt, agent: int) -> str:
         level = levels(attempt, self.sandbox_slice)
@@ -58,7 +56,7 @@ class LevelPassed(Feedback):
 
 
 class Passed(Feedback):
-    """``passed``: one bit, whether every level was passed, the tests' on the surfaced tests."""
+    """``passed``: one bit: were all levels passed, counting only the surfaced tests."""
 
     def feedback(self, attempt: Attempt, agent: int) -> str:
         passed = levels(attempt, self.sandbox_slice).all_passed

@@ -1,4 +1,4 @@
-"""Rows of code problems as people have them: HumanEval's columns, MBPP's, and their solutions."""
+"""Validation of code-problem rows with the columns of HumanEval or MBPP, and their solutions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from comlrl.rewards.code.analysis.parsing import UNPARSABLE, parse
 from comlrl.rewards.sandbox.checks import TestError, imported, is_long, judge_has, split_check
 
 COLUMNS = ("prompt", "test", "entry_point")
-SOLUTIONS = ("canonical_solution", "solution", "code")  # columns that may hold one
-MAX_BYTES = 1 << 20  # of a row's texts
+SOLUTIONS = ("canonical_solution", "solution", "code")  # columns that may hold a solution
+MAX_BYTES = 1 << 20  # of each text in a row
 _HELPER = re.compile(r"aux\d*")
-_NOT_IN_PROGRAMS = frozenset({"ssl"})  # of the standard library
+_NOT_IN_PROGRAMS = frozenset({"ssl"})  # standard modules that programs cannot import
 
 
 def checked(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with ``COLUMNS``. Raises ValueError for one whose tests no program can pass."""
+    """Return a row with ``COLUMNS``, converted from MBPP's. Raises ValueError if it is unusable."""
     if not row.get("test") and _is_texts(row.get("test_list")):
         row = {**row, **_from_mbpp(row)}
     for column in COLUMNS:
@@ -64,7 +64,7 @@ def _check_prompt(prompt: str, entry_point: str) -> None:
 
 
 def solution(row: Mapping[str, Any]) -> str | None:
-    """Return a row's own solution as a complete function; None where it has none."""
+    """Return a row's solution as a complete program, or None if it has none."""
     for column in SOLUTIONS:
         text = row.get(column)
         if isinstance(text, str) and text.strip():
@@ -75,10 +75,10 @@ def solution(row: Mapping[str, Any]) -> str | None:
 
 
 def _from_mbpp(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the ``COLUMNS`` of a row in MBPP's form.
+    """Return ``COLUMNS`` for a row in MBPP's format.
 
-    The row has a problem in words (``text``, or ``prompt``), asserts in ``test_list``, and
-    ``code``. Raises ValueError, naming the field.
+    Such a row has a problem in words (``text`` or ``prompt``), asserts in ``test_list`` and
+    optionally ``code``. Raises ValueError, naming the field, if the row is unusable.
     """
     tests, code = row["test_list"], row.get("code")
     problem = row.get("text") or row.get("prompt")

@@ -1,4 +1,4 @@
-"""Prompt templates of the code domain: turn 1, after others' texts, and the end of feedback."""
+"""Prompt templates of the code domain: for turn 1, after others' texts, and after feedback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WRITTEN = """\
 {text}
 """
 
-# After what others wrote: without it, a small model continues what it has read.
+# Shown after other agents' functions; without it, a small model continues those.
 HELPER_AGAIN = """\
 Write one helper function `{name}`
 Code of `{name}` only: no fences, prose, tests or examples.
@@ -72,19 +72,19 @@ FIELDS = (
 
 
 def helper_names(num_agents: int) -> tuple[str, ...]:
-    """Return the names of a team's helpers: N − 1 of ``aux``, ``aux2``, …"""
+    """Return the names of a team's N − 1 helpers: ``aux``, ``aux2``, …"""
     return tuple("aux" if i == 0 else f"aux{i + 1}" for i in range(num_agents - 1))
 
 
 def roles(num_agents: int) -> tuple[str, ...]:
-    """Return the names of the agents in order: aux, aux2, …, main."""
+    """Return the agents' role names in order: aux, aux2, …, main."""
     return (*helper_names(num_agents), "main")
 
 
 def signature(prompt: str, entry_point: str) -> str:
-    """Return the entry point's ``def …:`` line(s) in a prompt, on one line.
+    """Return the signature ``def …:`` of the entry point in a prompt, on one line.
 
-    Raises ValueError if the prompt has none.
+    Raises ValueError if the prompt contains none or it does not parse.
     """
     pattern = rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\("
     starts = list(re.finditer(pattern, prompt, re.MULTILINE))
@@ -93,7 +93,7 @@ def signature(prompt: str, entry_point: str) -> str:
             f"its prompt contains no line `def {entry_point}(…):`; check `prompt` and `entry_point`"
         )
     lines = prompt[starts[-1].start() :].split("\n")
-    for count in range(1, len(lines) + 1):  # a signature may run over several lines
+    for count in range(1, len(lines) + 1):  # a signature may span several lines
         source = "\n".join(lines[:count])
         function = parse(source + " pass" if source.rstrip().endswith(":") else source)
         if function is None:
@@ -124,7 +124,7 @@ def _listed(words: list[str]) -> str:
     return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-# Problems with several items: a helper picks them, and returns a list.
+# Matches problems about several items, from which a helper picks some and returns a list.
 _ITEMS = re.compile(
     r"\[|\b(lists?|arrays?|tuples?|dict\w*|sets?|words|characters|letters|numbers|digits|values|keys"
     r"|elements|items|pairs)\b"
@@ -133,7 +133,7 @@ _NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 
 
 def division(problem: str, names: Sequence[str], parameters: str) -> list[str]:
-    """Return what each agent is told of the division of work; ``names``: helpers, then main."""
+    """Return each agent's instructions on the division of work; ``names`` ends with main's."""
     *helpers, main = names
     if not helpers:
         return [""]
@@ -168,7 +168,7 @@ def division(problem: str, names: Sequence[str], parameters: str) -> list[str]:
 
 
 def values(problem: str, head: str, entry_point: str, num_agents: int) -> list[dict[str, str]]:
-    """Return each agent's value for each of ``FIELDS``; ``head``: the entry point's signature."""
+    """Return the values of ``FIELDS`` for each agent; ``head`` is the entry point's signature."""
     names = helper_names(num_agents)
     listed = _listed([f"`{name}(...)`" for name in names])
     parameters, arguments = of_call(head)

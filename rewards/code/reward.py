@@ -1,22 +1,22 @@
 """The aux/main collaboration reward: at most 4.0 with a helper, at most 2.1 alone.
 
 ==========================  =====  =============================================================
-aux defined                 +0.4   its text holds ``def aux(…)`` with a ``return`` of something
-                                   or a ``yield``
-main defined                +0.6   likewise for the entry point (of a row whose tests read what it
-                                   does to its arguments, without a return); else scoring stops
-syntax                      +0.5   preamble + aux + main compiles; if not, scoring stops here
+aux defined                 +0.4   its text contains ``def aux(…)`` with a ``yield`` or a
+                                   ``return`` of a value
+main defined                +0.6   likewise for the entry point, which needs no return if the tests
+                                   only read changes to its arguments; else scoring stops here
+syntax                      +0.5   preamble + aux + main compiles; else scoring stops here
 tests                       +1.0   times the share of tests passed
-main uses aux               +0.5   a test passed, aux is there and main calls it
-not a thin wrapper          +1.0   as above, and main does not just return aux's result
-aux result ignored          −0.5   as above, and main calls aux for nothing
+main uses aux               +0.5   a test passes, aux is defined and main calls it
+not a thin wrapper          +1.0   main uses aux, and does not just return aux's result
+aux result ignored          −0.5   main uses aux, but never reads the result of some call of it
 ==========================  =====  =============================================================
 
-With several helpers the 0.4 is split equally and the 0.5 is given by the share called.
+With several helpers, the 0.4 is multiplied by the share defined and the 0.5 by the share called.
 
-``bonus="share"`` multiplies the last three by the share of tests passed. ``bonus="team"`` replaces
-them by +1.5 for a program that passes all tests and needs every agent (``_needed``); one agent,
-without helpers, gets it for passing all tests.
+``bonus="share"`` multiplies the last three terms by the share of tests passed. ``bonus="team"``
+replaces them by +1.5 for a program that passes all tests and needs every agent (``_needed``). A
+single agent without helpers gets the +1.5 for passing all tests.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ NOT_WRAPPER = 1.0
 AUX_IGNORED = -0.5
 TEAM = 1.5
 
-# What is remembered, more than a training step holds. Of texts these are their syntax trees, up to
-# 230 bytes a character; of programs their code, and of outcomes the code that they are known by.
+# Cache sizes, enough for more than one training step. Cached texts hold syntax trees, at up to 230
+# bytes per character; cached programs hold their code, as do outcomes, whose key it is.
 CACHED_TEXT = 2 << 20  # characters of texts
-CACHED_CODE = 64 << 20  # bytes of programs, and again of outcomes
-CACHED = 4096  # outcomes, and prompts
+CACHED_CODE = 64 << 20  # bytes of code, for programs and again for outcomes
+CACHED = 4096  # number of outcomes, and of prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """The state of a joint action before its program runs."""
+    """A joint action, processed up to the point where its program runs."""
 
     names: tuple[str, ...]  # helpers, then the entry point
     in_place: bool  # the entry point need not return anything
@@ -93,7 +93,7 @@ class _Draft:
 
 
 def greatest_reward(num_agents: int) -> float:
-    """Return 4.0 for a team; one agent, without helpers, earns at most 2.1."""
+    """Return the highest reward: 4.0 for a team, 2.1 for a single agent without helpers."""
     alone = MAIN_DEFINED + SYNTAX + TESTS
     return alone if num_agents == 1 else AUX_DEFINED + alone + USES_AUX + NOT_WRAPPER
 
@@ -101,27 +101,27 @@ def greatest_reward(num_agents: int) -> float:
 class CodeReward(Reward):
     """Scores joint actions by running them against their tasks' tests, in a sandbox.
 
-    Sandbox workers start at the first call and serve until ``close``. ``score`` may be called
-    from any thread; calls take turns. A program is run once for all joint actions that share it.
+    Sandbox workers start at the first call and run until ``close``. Any thread may call ``score``;
+    concurrent calls wait for each other. A program that several joint actions share runs once.
 
     Args:
-        workers: sandbox processes that run side by side; None: the CPU cores.
-        timeout: seconds of wall-clock time for each test; all tests of a program have three times
-            as much together, and those that are not run by then count as failed.
+        workers: number of parallel sandbox processes; None for one per CPU core.
+        timeout: seconds of wall-clock time per test. All tests of a program together get three
+            times as much; those that have not run by then count as failed.
         memory_mb: address space of the process under test, in MiB.
         isolation: ``auto``, ``namespaces``, ``bubblewrap``, ``unshare`` or ``limits``.
-        bonus: what the terms of main's use of aux are multiplied by: ``any_test`` 1, ``share`` the
-            share of tests passed. ``team`` replaces these terms by +1.5 for a program that passes
-            all tests and needs every agent; it always measures need. One agent, without helpers,
-            gets the 1.5 for passing all tests.
-        measure_need: whether programs that pass all tests are run again without each agent's part,
+        bonus: factor of the three terms for main's use of aux: 1 for ``any_test``, the share of
+            tests passed for ``share``. ``team`` replaces these terms by +1.5 for a program that
+            passes all tests and needs every agent, and always measures need. A single agent
+            without helpers gets the +1.5 for passing all tests.
+        measure_need: whether to run programs that pass all tests again without each agent's part,
             for ``RewardBreakdown.needed``.
 
     Raises:
-        SandboxError: isolation that this machine does not offer.
+        SandboxError: if this machine does not support the isolation.
     """
 
-    facts = RewardBreakdown  # of its scores
+    facts = RewardBreakdown  # type of ``Score.facts``
     removed_arguments: ClassVar = {"need_bonus": "use bonus=team, which asks for every agent"}
 
     def __init__(
@@ -144,7 +144,7 @@ class CodeReward(Reward):
         self._outcomes: dict[Job, tuple[TestOutcome, ...]] = {}
         self._seconds: dict[str, float] = {}  # by the tests' source
         if isolation != "auto":
-            self.pool.isolation  # noqa: B018  refuses at the door what this machine cannot do
+            self.pool.isolation  # noqa: B018  raises now if this machine does not support it
 
     @property
     def isolation(self) -> str:
@@ -157,7 +157,7 @@ class CodeReward(Reward):
         return self.pool.size
 
     def for_evaluation(self) -> CodeReward:
-        """Return this reward with ``measure_need``; both share workers and outcomes."""
+        """Return a copy with ``measure_need`` that shares workers and cached outcomes."""
         view = copy.copy(self)
         view.measure_need = True
         return view
@@ -175,7 +175,7 @@ class CodeReward(Reward):
         with self._lock:
             drafts: list[_Draft] = []
             fresh: dict[Job, None] = {}
-            # Tasks whose programs were slow go first, so that no worker waits for them at the end.
+            # Run slow tasks first, so that workers do not wait for them at the end.
             slowest = [self._seconds.get(a.task.fields["test"], 0.0) for a in actions]
             order = sorted(range(len(actions)), key=lambda i: -slowest[i])
             ordered = [actions[i] for i in order]
@@ -192,7 +192,7 @@ class CodeReward(Reward):
         return self.measure_need or self.bonus == "team"
 
     def _run_without_parts(self, drafts: Sequence[_Draft]) -> None:
-        """Run each program that passed all tests without each agent's part."""
+        """Run each program that passed all tests again, once without each agent's part."""
         solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
         jobs = {job: None for d in solved for each in self._without(d).values() for job in each}
         fresh = [job for job in jobs if job not in self._outcomes]
@@ -203,10 +203,10 @@ class CodeReward(Reward):
         return bool(outcomes) and all(outcome.passed for outcome in outcomes)
 
     def _without(self, draft: _Draft) -> dict[str, list[Job]]:
-        """Return, for each agent whose function is there, the programs without its part.
+        """Return, for each defined function, the programs in which it is replaced.
 
-        A helper's results are replaced by others. The entry point is replaced by each helper, so
-        that it only hands on what that helper returns for the same arguments.
+        A helper's results are replaced by other values. The entry point is replaced by each helper,
+        so that it returns that helper's result for the same arguments.
         """
         assert draft.job is not None
         helpers = [name for name in draft.helpers if name in draft.defined]
@@ -219,7 +219,7 @@ class CodeReward(Reward):
     def _replacing(
         self, draft: _Draft, name: str, replaced_by: str, ways: Sequence[str]
     ) -> list[Job]:
-        """Return the programs, one a way, in which another function takes ``name``'s place."""
+        """Return the programs in which ``replaced_by`` takes ``name``'s place, one for each way."""
         assert draft.job is not None
         parts = [
             replace(part, source=f"{part.source}\n\n\n{name} = {REPLACE}({replaced_by})")
@@ -227,7 +227,7 @@ class CodeReward(Reward):
             else part
             for owner, part in zip(draft.names, draft.parts, strict=True)
         ]
-        # Without asserts: main may solve the task alone, and only check what a helper returns.
+        # Without asserts: main might solve the task alone and only check the helper's results.
         code = self._code(join(draft.context, parts), parts, draft.names, asserts=False)
         assert isinstance(code, bytes)
         return [replace(draft.job, code=code, replacement=way) for way in ways]
@@ -247,9 +247,9 @@ class CodeReward(Reward):
         return code
 
     def _needed(self, draft: _Draft) -> tuple[str, ...] | None:
-        """Return the functions without which the solved program fails, however they are replaced.
+        """Return the functions whose every replacement makes the solved program fail.
 
-        Empty where a test fails; None where need is not measured, or there is no helper.
+        Returns () if a test fails anyway, and None if need is not measured or there is no helper.
         """
         if not draft.helpers or not self._measures_need:
             return None
@@ -264,7 +264,7 @@ class CodeReward(Reward):
     def _fresh_jobs(
         self, actions: Sequence[JointAction], drafts: list[_Draft], fresh: dict[Job, None]
     ) -> Iterator[Job]:
-        """Draft the actions, and yield each program without a cached outcome once."""
+        """Draft the actions, and yield each distinct program without a cached outcome."""
         for action in actions:
             draft = self._draft(action)
             drafts.append(draft)
@@ -274,7 +274,7 @@ class CodeReward(Reward):
                 yield job
 
     def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
-        """Cache the outcomes; beyond the bound, keep only those of this call."""
+        """Cache the outcomes; if the cache is full, keep only those of this call."""
         self._outcomes.update(outcomes)
         for job, parts in outcomes.items():
             seconds = sum(part.seconds for part in parts)
@@ -286,7 +286,7 @@ class CodeReward(Reward):
                 del self._outcomes[job]
 
     def _draft(self, action: JointAction) -> _Draft:
-        """Draft the joint program, as far as level 2 of the table."""
+        """Join and compile the program, up to the syntax level of the table."""
         task = action.task
         names = (*helper_names(len(action.completions_N)), task.fields["entry_point"])
         parts = tuple(
@@ -311,7 +311,7 @@ class CodeReward(Reward):
         return replace(draft, program=program, context=prompt, job=job)
 
     def _breakdown(self, draft: _Draft, action: JointAction) -> RewardBreakdown:
-        """Return the table's terms, from the draft and its program's outcomes."""
+        """Return the terms of the table for a draft and its program's outcomes."""
         helpers, defined = draft.helpers, draft.defined
         there = [name for name in helpers if name in defined]
         has_main = draft.names[-1] in defined
@@ -321,7 +321,7 @@ class CodeReward(Reward):
         needed = self._needed(draft)
         bonuses, team = self._bonuses(use, passed, len(outcomes), len(helpers)), None
         if self.bonus == "team":
-            # Without helpers need is not measured.
+            # Need is not measured without helpers.
             is_team = self._is_solved(draft) if needed is None else set(needed) == {*draft.names}
             bonuses, team = (0.0, 0.0, 0.0), TEAM * is_team
         uses_aux, not_wrapper, aux_ignored = bonuses
@@ -354,7 +354,7 @@ class CodeReward(Reward):
     def _bonuses(
         self, use: MainUse, passed: int, tests: int, helpers: int
     ) -> tuple[float, float, float]:
-        """Return the table's last three terms, which are paid once a test passes."""
+        """Return the last three terms of the table, which require a passed test."""
         if not passed or not use.called:
             return 0.0, 0.0, 0.0
         scale = passed / tests if self.bonus == "share" else 1.0
@@ -389,7 +389,7 @@ def _code_weight(arguments: tuple[Any, ...], code: bytes | SyntaxProblem) -> int
 
 
 def _use(draft: _Draft, helpers: Sequence[str], outcomes: Sequence[TestOutcome]) -> MainUse:
-    """Return main's use of the helpers that the program called while passing a test."""
+    """Return main's use of the helpers; if a test passed, of those called in a passed test."""
     main = draft.parts[-1]
     if main is None:
         return MainUse()

@@ -18,16 +18,16 @@ ADVICE = "A test fails. A reviewer says:\n{advice}\n" + chat_prompts.REVISION
 
 
 async def play(task: Task, agents: Agents) -> Score:
-    """Let the solver write, and once more after a review if a test fails.
+    """Let the solver write; if a test fails, let it write again after a review.
 
-    The reward reads the solver's code as a main without helpers: at most 2.1.
+    The solver's code is scored as a main without helpers, so the reward is at most 2.1.
     """
     problem, name = task.fields["prompt"], task.fields["entry_point"]
     (values,) = prompt_templates.values(problem, prompt_templates.signature(problem, name), name, 1)
     start = chat_prompts.PREFILL.format_map(values)
 
     async def solve(*conversation: str) -> str:
-        """Return the solver's answer, which continues ``start``."""
+        """Return the solver's answer, which begins with ``start``."""
         roles = ("user", "assistant") * len(conversation)
         messages = zip(roles, (*conversation, start), strict=False)
         return start + await agents["solver"](

@@ -12,7 +12,7 @@ FEEDBACK = f"Feedback:\nNot all levels passed.\n{REVISION}"
 
 
 async def play(task: Task, agents: Agents) -> Score:
-    """Let both agents write simultaneously; unless all tests pass, main writes once more."""
+    """Let both agents write simultaneously; unless all tests pass, let main write once more."""
     prompts = agents.prompts
     helper, main = await asyncio.gather(
         agents["helper"](prompts["helper"]), agents["main"](prompts["main"])

@@ -1,1 +1,1 @@
-"""Joint programs and their tests go in, test outcomes come out; docs/sandbox.md has the levels."""
+"""Runs tests against joint programs in isolation; docs/sandbox.md describes the levels."""

@@ -1,6 +1,6 @@
-"""A task's ``check(candidate)`` → its tests, each with the set-up that runs before it.
+"""Splits a task's ``check(candidate)`` into tests and the set-up that runs before them.
 
-Imports the standard library only: the process that runs the tests loads this file too.
+Imports only the standard library, because the process that runs the tests loads this file too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Statement:
     node: ast.stmt
     is_test: bool
     in_check: bool
-    names: frozenset[str]  # all that it mentions
+    names: frozenset[str]  # all names that it mentions
     reads: frozenset[str]
     binds: frozenset[str]  # names that it binds or changes
 
@@ -42,9 +42,9 @@ class Statement:
 class Check:
     """A task's tests and set-up in the order in which they run."""
 
-    parameter: str  # what ``check`` calls the function under test
+    parameter: str  # the name of the function under test in ``check``
     statements: tuple[Statement, ...]
-    in_place: bool  # no test reads a result: the function changes its arguments
+    in_place: bool  # no test reads a result, since the function changes its arguments
 
     @property
     def tests(self) -> tuple[Statement, ...]:
@@ -55,11 +55,11 @@ class Check:
 def split_check(test: str, entry_point: str) -> Check:
     """Split a source that defines ``check(candidate)`` into tests and set-up.
 
-    A test is a top-level statement of ``check`` that asserts something and mentions the function
-    under test: by ``check``'s parameter, by the entry point's name, by a name that set-up bound
-    from them, or by a variable that was handed to a call whose result is dropped (``candidate(xs)``
-    changes ``xs``). Calling a function that asserts is asserting. Everything else is set-up.
-    Raises TestError.
+    A test is a top-level statement of ``check`` that asserts something about the function under
+    test. It mentions ``check``'s parameter, the entry point's name, a name that set-up bound from
+    these, or a variable passed to a call whose result is discarded (``candidate(xs)`` changes
+    ``xs``). Calling a function that asserts counts as asserting. Everything else is set-up. Raises
+    TestError if there is no usable test.
     """
     check = parse_check(test, entry_point)
     _compile_all(check.statements)
@@ -73,7 +73,7 @@ def split_check(test: str, entry_point: str) -> Check:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that a tree imports, without optional ones (``try: import``)."""
+    """Yield the modules that a tree imports, except optional ones (``try: import``)."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -94,7 +94,7 @@ def judge_has(module: str) -> bool:
 
 
 def parse_check(test: str, entry_point: str) -> Check:
-    """Parse as ``split_check`` does, into unshared nodes that were not compiled."""
+    """Split as ``split_check`` does, but into new nodes, and without compiling them."""
     try:
         tree = ast.parse(test)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -118,14 +118,14 @@ def parse_check(test: str, entry_point: str) -> Check:
 
 
 def _refuse_long_integers(tree: ast.AST) -> None:
-    """Raise TestError for an integer that Python can read but not write."""
+    """Raise TestError for an integer that Python can parse but not print."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, int) and is_long(node.value):
             raise TestError("its test holds an integer of thousands of digits; compute it instead")
 
 
 def is_long(number: int) -> bool:
-    """Return whether an integer has more digits than Python writes (4,300)."""
+    """Return whether an integer has more digits than Python prints (4,300)."""
     try:
         str(number)
     except ValueError:
@@ -145,7 +145,7 @@ def _classify(
 ) -> tuple[list[Statement], bool]:
     """Return the statements in order, and whether no test reads a result of the function."""
     function = frozenset(under_test)
-    results = set(function)  # names under test but for arguments that were handed on to be changed
+    results = set(function)  # names under test, except arguments that the function changes
     asserting: set[str] = set()  # functions that assert
     statements, reads_results = [], False
     for node, in_check in _in_order(tree, check):
@@ -182,7 +182,7 @@ def _classify(
 
 
 def _dropped_calls(nodes: Iterable[ast.AST], function: frozenset[str]) -> list[ast.Call]:
-    """Return the calls of the tested function whose result is dropped or compared with None."""
+    """Return the calls of the tested function whose result is discarded or compared with None."""
     calls = []
     for node in nodes:
         match node:
@@ -199,14 +199,14 @@ def _dropped_calls(nodes: Iterable[ast.AST], function: frozenset[str]) -> list[a
 
 
 def _arguments(call: ast.Call) -> Iterator[str]:
-    """Yield the variables that a call takes as arguments."""
+    """Yield the variables that are passed to a call."""
     for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
         if (root := _root(argument)) is not None:
             yield root
 
 
 def _in_order(tree: ast.Module, check: ast.FunctionDef) -> Iterable[tuple[ast.stmt, bool]]:
-    """Yield the module's statements, then those of ``check`` up to a return, without its calls."""
+    """Yield module statements except calls of ``check``, then ``check``'s body up to a return."""
     for node in tree.body:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Name(id="check"))):
@@ -226,7 +226,7 @@ def _root(node: ast.AST) -> str | None:
 
 
 def _binds(nodes: Iterable[ast.AST]) -> frozenset[str]:
-    """Return names that a statement binds or changes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
+    """Return the names bound or changed in nodes: ``x = …``, ``x[…] = …``, ``x.append(…)``."""
     bound: set[str] = set()
     for n in nodes:
         if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

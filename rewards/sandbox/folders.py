@@ -1,7 +1,7 @@
-"""Folders for the sandboxes' temporary files, and what killed runs have left of them.
+"""Folders for the sandboxes' temporary files, and removal of those that killed runs left behind.
 
-A folder that is in use holds a file that is locked; the kernel releases the lock with the last
-process that has it open, however that ends. Standard library only.
+A folder in use contains a locked file. The kernel releases the lock when the last process that has
+the file open ends, for any reason. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _LOCK = "lock"
 
 
 def claim() -> tuple[str, int]:
-    """Create a folder; return it and its lock's descriptor, which is open while it is in use."""
+    """Create a folder; return it and its lock's descriptor, to be kept open while it is in use."""
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
         path = os.path.join(folder, _LOCK)
         try:
             lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # another run's sweep was faster
+        except FileNotFoundError:  # swept by another run
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(path):
-            os.chmod(folder, 0o711)  # the sandbox's own user goes through it
+            os.chmod(folder, 0o711)  # the sandbox's user must traverse it
             return folder, lock
         os.close(lock)
 
@@ -41,7 +41,7 @@ def sweep() -> None:
             if is_mine and entry.is_dir(follow_symlinks=False):
                 _sweep(entry.path)
         except FileNotFoundError:
-            continue  # another run's sweep was faster
+            continue  # swept by another run
 
 
 def _sweep(folder: str) -> None:
@@ -66,8 +66,8 @@ def _sweep(folder: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a scratch directory, however deep and whatever its modes."""
-    path = f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":")  # a user's may be empty
+    """Remove a scratch directory of any depth and with any permissions."""
+    path = f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":")  # the user's may be empty
     for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
         line = [*command, "--", directory]
         subprocess.run(line, check=False, stderr=subprocess.DEVNULL, env={"PATH": path}, cwd="/")

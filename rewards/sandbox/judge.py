@@ -1,8 +1,8 @@
-"""The trusted process: runs a task's tests, with the program behind a stand-in.
+"""The trusted process, which runs a task's tests and calls the program through a stand-in.
 
-It loads no code of the program's. ``candidate`` is an object that sends its arguments to the
-sandbox and hands back the plain value that comes in answer; nothing else reaches this process.
-Standard library only. One request and one reply at a time, on the socket that is its stdin.
+It loads none of the program's code. ``candidate`` is an object that sends its arguments to the
+sandbox and returns the plain value sent back; nothing else reaches this process. It serves one
+request at a time, on the socket that is its stdin. Standard library only.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ MEMORY_BYTES = 4 << 30  # of this process
 
 
 def shorten(value: Any) -> str:
-    """Return a value's repr, cut."""
+    """Return a value's repr, truncated to ``SHORT`` characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of too many digits; nested too deeply
+    except (ValueError, RecursionError):  # too many digits, or nested too deeply
         return f"<{type(value).__name__} {TOO_LONG}>"
     return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
 def message_of(error: BaseException) -> str:
-    """Return an error's message, cut; it may hold a value of the program's."""
+    """Return an error's message, truncated; it may contain a value from the program."""
     try:
         return str(error)[:SHORT]
     except (ValueError, RecursionError):
@@ -64,12 +64,12 @@ Outcome = tuple[
 
 
 def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) -> list[Outcome]:
-    """Run as many tests as fit in ``seconds`` and return each outcome. Raises SandboxGone."""
+    """Run the tests that fit in ``seconds``; the rest fail. Raises SandboxGone."""
     code, preamble, test, entry_point, replacement = request
     tests = suite(preamble, test, entry_point)
     seed = _seed(test)
     random.seed(seed)
-    if "numpy" in test:  # loaded here, off the tests' clock; a row that needs it was checked
+    if "numpy" in test:  # loaded here, off the tests' clock; rows that need it have been checked
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy.random").seed(seed % (1 << 32))
     candidate = Candidate(sandbox, clock, code, entry_point, replacement)
@@ -79,7 +79,7 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) 
     module: dict[str, Any] = {"__name__": "tests"}
     run.step(tests.preamble, module)
     module.update(stand_ins)
-    check: dict[str, Any] | None = None  # the names of `check`, over those of its module
+    check: dict[str, Any] | None = None  # the namespace of `check`, a copy of the module's
     for position, step in enumerate(tests.steps):
         candidate.expected = tests.calls[position]
         if step.in_check and check is None:
@@ -91,9 +91,9 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) 
 
 
 def _seed(test: str) -> int:
-    """Return the seed of a test's random draws: the same at every run, hidden from the sandbox.
+    """Return the seed of a test's random draws: the same in every run, hidden from the sandbox.
 
-    A program that has read the tests and this line could predict the draws, but also the answers.
+    A program that knows the tests and this line could predict the draws, but also the answers.
     """
     return int.from_bytes(
         hashlib.blake2b(test.encode(), key=b"the tests' own draws").digest(), "big"
@@ -101,8 +101,10 @@ def _seed(test: str) -> int:
 
 
 class _Run:
-    """Runs steps in order and keeps the tests' outcomes. ``only_whether`` all pass is asked: the
-    first failure ends it."""
+    """Runs steps in order and collects the tests' outcomes.
+
+    With ``only_whether``, nothing is run after the first failure.
+    """
 
     def __init__(self, candidate: Candidate, clock: Clock, only_whether: bool) -> None:
         self.candidate, self.clock, self.only_whether = candidate, clock, only_whether
@@ -126,7 +128,7 @@ class _Run:
                 self.broken.pop(name, None)
 
     def _known_failure(self, step: Step) -> Failure | None:
-        """Return why a step fails without being run."""
+        """Return the reason for which a step fails without being run, or None."""
         if step.is_test and self.candidate.load_failure is not None:
             return self.candidate.load_failure
         if not self.clock.program_left:
@@ -138,7 +140,7 @@ class _Run:
         return None
 
     def _execute(self, step: Step, names: dict[str, Any]) -> tuple[Failure | None, bool]:
-        """Return why the step failed, and whether its time ran out."""
+        """Run a step; return its failure, if any, and whether it timed out."""
         candidate = self.candidate
         candidate.failure = candidate.raised = candidate.last = None
         names.pop(ACTUAL, None)
@@ -166,7 +168,7 @@ class _Run:
         return f"the {self.clock.program_seconds:g} s for all tests of a program"
 
     def _text(self, value: Any, describe: Callable[[Any], str]) -> str:
-        """Describe a value on the program's clock: it may be the program's, and large."""
+        """Describe a value within the time limit; it may come from the program and be large."""
         texts: list[str] = []
         self.clock.run(lambda: texts.append(describe(value)))
         return texts[0] if texts else TOO_LONG
@@ -188,7 +190,7 @@ class _Run:
             return (True, None, None, None, None, None, False, seconds, entered)
         kind, message, line = failure
         expected = actual = None
-        if kind == "AssertionError" and line is None:  # the test's own, not the program's
+        if kind == "AssertionError" and line is None:  # raised by the test, not the program
             if EXPECTED in names:
                 expected = self._text(names[EXPECTED], shorten)
             actual = self._text(names.get(ACTUAL, self.candidate.last), shorten)
@@ -197,7 +199,7 @@ class _Run:
 
 
 class Judge:
-    """A sandbox that is replaced when it ends, and the tests that run against it."""
+    """Runs programs' tests against a sandbox, which is replaced when it ends."""
 
     def __init__(self, level: str, limits: Limits, directory: str) -> None:
         self.level, self.limits, self.directory = level, limits, directory
@@ -210,7 +212,7 @@ class Judge:
     def run(self, request: Request) -> list[Outcome]:
         """Return a program's outcomes.
 
-        A sandbox that ended is replaced, and the program runs once more in its remaining time.
+        If the sandbox ends, it is replaced and the program runs once more in its remaining time.
         """
         seconds = self.clock.program_seconds
         for _ in range(2):
@@ -233,7 +235,7 @@ class Judge:
 
 
 def serve(connection: socket.socket, judge: Judge) -> None:
-    """Serve requests until the other side closes."""
+    """Serve requests until the other side closes the connection."""
     while header := wire.read(connection, LENGTH.size):
         body = wire.read(connection, *LENGTH.unpack(header))
         if not body:
@@ -244,11 +246,11 @@ def serve(connection: socket.socket, judge: Judge) -> None:
 
 
 def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:
-    """Run a judge. The trainer's pool starts it with its socket as stdin."""
+    """Run a judge. The trainer's pool starts it with a socket as stdin."""
     connection = socket.socket(fileno=os.dup(0))
-    adopt_orphans()  # should a sandbox leave any
+    adopt_orphans()  # in case a sandbox leaves any
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     judge = Judge(level, Limits(timeout, memory_mb), directory)
     connection.sendall(b"R")
     serve(connection, judge)
-    remove_tree(directory)  # the trainer may be gone
+    remove_tree(directory)  # the trainer may have died

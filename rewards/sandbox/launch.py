@@ -1,7 +1,7 @@
 """Starts the sandboxed process at one of three levels.
 
-``bubblewrap`` and ``unshare`` give it its own namespaces; ``limits`` does not. Standard
-library only: the process that runs the tests loads this file too.
+``bubblewrap`` and ``unshare`` isolate it in namespaces; ``limits`` does not. Standard library
+only, because the process that runs the tests loads this file too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from comlrl.rewards.sandbox.inside import confine, wire
 from comlrl.rewards.sandbox.shown_paths import hidden_paths, readable_paths, visible_paths
 
 START_SECONDS = 30.0
-KILL_SECONDS = 10.0  # for the end of a program's processes and files
-_KILLED = struct.Struct("<i?")  # ``candidate.KILLED``, which does not run here
+KILL_SECONDS = 10.0  # to end a program's processes and remove its files
+_KILLED = struct.Struct("<i?")  # same as ``candidate.KILLED``, which is not imported here
 _DEVICES = ["/dev/null", "/dev/zero"]
-_MODULES = ("wire", "confine", "seccomp", "replaced_results", "candidate")  # handed over as source
+_MODULES = ("wire", "confine", "seccomp", "replaced_results", "candidate")  # passed as source
 
 
 class SandboxError(UserError):
-    """An isolation that is unknown or that this machine does not offer."""
+    """An isolation level that is unknown or not available on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Limits:
 
     timeout: float  # seconds of wall-clock time for each test
     memory_mb: int  # address space of each process, MiB
-    cpu_seconds: int = 600  # of one process; the wall clock ends a program long before
+    cpu_seconds: int = 600  # per process; the wall-clock limit ends a program long before
 
 
 class Sandbox:
-    """The sandboxed process and the control socket to it. Raises SandboxError at the start.
+    """The sandboxed process and its control socket. Raises SandboxError if it does not start.
 
-    ``parent``: the folder that its files go to. ``is_judges``: this process starts nothing but
-    sandboxes; what is left of their processes is ended with them.
+    ``parent`` is the folder for its files. With ``is_judges``, the calling process starts nothing
+    but sandboxes, so ``close`` kills all descendants of that process.
     """
 
     def __init__(self, level: str, limits: Limits, parent: str, is_judges: bool = False) -> None:
@@ -60,7 +60,7 @@ class Sandbox:
         self.channels, their_channels = socket.socketpair()
         config = {
             "level": level,
-            "slot": f"{os.getpid():>010}",  # of one length: the sandbox's addresses depend on it
+            "slot": f"{os.getpid():>010}",  # fixed length, because addresses depend on it
             "memory_mb": limits.memory_mb,
             "cpu_seconds": limits.cpu_seconds,
             "visible": visible_paths(),
@@ -95,7 +95,7 @@ class Sandbox:
             theirs.close()
             their_channels.close()
         self.killing, self.number = False, 0  # programs so far, modulo 256
-        self.worn = False  # a program's files made its scratch slow for those that come after it
+        self.worn = False  # a program's files left the scratch slow for later programs
         self._await_ready()
 
     def _await_ready(self) -> None:
@@ -113,13 +113,13 @@ class Sandbox:
         self.control.settimeout(KILL_SECONDS)
         flags = map(bool, ready[1:])
         self.restricts_files, self.filters_calls, self.fixes_addresses, self.counts_files = flags
-        for _ in range(3):  # the first rounds leave things in memory that all later ones find
+        for _ in range(3):  # only the first runs change the memory that later programs see
             self.warm_up()
 
     def warm_up(self) -> None:
         """Run a program that does nothing."""
         code = marshal.dumps(compile("def f(): pass", "<program>", "exec"))
-        with contextlib.suppress(OSError):  # the sandbox is gone; its first user reports it
+        with contextlib.suppress(OSError):  # the sandbox has ended; its first user reports it
             with self.fork() as channel:
                 channel.sendall(wire.frame(wire.LOAD, marshal.dumps(("f", code, ""))))
                 channel.recv(wire.READ_BYTES)
@@ -140,7 +140,7 @@ class Sandbox:
         return tuple(name for name, there in guarantees.items() if not there)
 
     def fork(self) -> socket.socket:
-        """Return a channel to a fresh process. Raises OSError if the sandbox is gone."""
+        """Return a channel to a new process. Raises OSError if the sandbox has ended."""
         ours, theirs = socket.socketpair()
         try:
             self.number = (self.number + 1) % 256
@@ -154,20 +154,23 @@ class Sandbox:
         return ours
 
     def kill(self) -> None:
-        """Request the end of all processes and files of the program."""
+        """Request the removal of all processes and files of the program, without waiting."""
         if self.killing:
             return
         self.killing = True
-        with contextlib.suppress(OSError):  # the sandbox is gone; wait_killed says so
+        with contextlib.suppress(OSError):  # the sandbox has ended; wait_killed reports it
             self.control.sendall(b"K")
 
     def lower(self) -> None:
-        """Give the program the lowest priority: it has used much CPU time."""
+        """Set the program to the lowest priority, after it has run for long."""
         with contextlib.suppress(OSError):
             self.control.sendall(b"L")
 
     def wait_killed(self) -> int | None:
-        """Return the status of the program's first process (−9: still running); None if gone."""
+        """Wait until ``kill`` is done; return the status of the program's first process.
+
+        −9 means that it was still running. None means that the sandbox has ended.
+        """
         reply = self._receive(_KILLED.size)
         self.killing = False
         if len(reply) < _KILLED.size:
@@ -177,7 +180,7 @@ class Sandbox:
         return int(status)
 
     def settle(self) -> bool:
-        """Wait until nothing of the last program is left; return False if the sandbox is gone."""
+        """Wait until the last program is cleaned up; return False if the sandbox has ended."""
         if self.killing:
             return self.wait_killed() is not None
         return self.process.poll() is None
@@ -199,7 +202,7 @@ class Sandbox:
         self.process.kill()
         self.process.wait()
         if self.is_judges:
-            _end_descendants(os.getpid())  # what it had left, see ``confine.adopt_orphans``
+            _end_descendants(os.getpid())  # orphans, see ``confine.adopt_orphans``
         if self.process.stderr is not None:
             self.process.stderr.close()
         folders.remove_tree(self.directory)
@@ -239,7 +242,7 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 def bubblewrap_command(random_bytes: str) -> list[str]:
-    """Return the command; ``random_bytes``: a file that replaces the random devices."""
+    """Return the bwrap command line; ``random_bytes`` is a file that replaces random devices."""
     executable = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{os.defpath}".strip(":"))
     if executable is None:
         raise SandboxError("sandbox.isolation: bubblewrap is not installed")
@@ -248,11 +251,11 @@ def bubblewrap_command(random_bytes: str) -> list[str]:
     if os.getuid() == 0:  # to take another user's id inside
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if os.getuid() == 0 or not os.stat(executable).st_mode & stat.S_ISUID:
-        command += ["--cap-add", "CAP_SYS_ADMIN"]  # to mount its own scratch, given up then
+        command += ["--cap-add", "CAP_SYS_ADMIN"]  # to mount its scratch; dropped afterwards
     shown = visible_paths()
     parents = {parent for path in (*shown, *_DEVICES) for parent in Path(path).parents[:-1]}
     for parent in sorted(parents):
-        command += ["--dir", str(parent)]  # else readable by root alone
+        command += ["--dir", str(parent)]  # otherwise only root can read it
     for path in shown:
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
@@ -271,7 +274,7 @@ def bubblewrap_command(random_bytes: str) -> list[str]:
 def _bootstrap(config: dict[str, Any]) -> str:
     """Return a program that defines the modules of ``inside`` from source, then serves.
 
-    It is in ASCII, which every locale has.
+    It is ASCII, so that it works in every locale.
     """
     here, package = Path(__file__).parent / "inside", f"{__package__}.inside"
     sources = {name: (here / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}

@@ -1,4 +1,4 @@
-"""Which levels of isolation work on this machine; each is tried once."""
+"""Detection of the isolation levels that work on this machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ INSTALL = (
 
 @functools.cache
 def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
-    """Return why a level cannot be used on this machine (None: it can), and what it lacks.
-
-    Each level is tried once.
-    """
+    """Start a level once; return the reason if it fails, else None, and its missing guarantees."""
     folder, lock = folders.claim()
     try:
         sandbox = Sandbox(level, Limits(timeout=1.0, memory_mb=512), folder)
@@ -39,7 +36,7 @@ def _probe(level: str) -> tuple[str | None, tuple[str, ...]]:
 
 
 def failure(level: str) -> str | None:
-    """Return why a level cannot be used on this machine; None if it can."""
+    """Return the reason why a level cannot be used on this machine, or None if it can."""
     return _probe(level)[0]
 
 
@@ -49,7 +46,10 @@ def missing(level: str) -> tuple[str, ...]:
 
 
 def choose(isolation: str) -> str:
-    """Return the level to use. Raises SandboxError if it is unknown or not available."""
+    """Return the level to use for ``sandbox.isolation``.
+
+    Raises SandboxError if it is unknown or not available.
+    """
     if isolation not in CHOICES:
         raise SandboxError(f"sandbox.isolation: {isolation!r}; use one of {', '.join(CHOICES)}")
     wanted = {"auto": LEVELS, "namespaces": LEVELS[:2]}.get(isolation, (isolation,))

@@ -1,4 +1,4 @@
-"""The outcome of one test, as the program's process reports it."""
+"""The outcome of one test, as the judge reports it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TestOutcome:
     actual: str | None = None
     timed_out: bool = False
     seconds: float = 0.0
-    entered: Sequence[str] = ()  # helpers that were called by then, as the program says
+    entered: Sequence[str] = ()  # helpers called so far, as reported by the program
 
     def __post_init__(self) -> None:
-        """Replace lone surrogates, which no file accepts, with "?"; programs choose these names."""
+        """Replace lone surrogates, which cannot be encoded, with "?"; programs may send them."""
         for name in ("source", "error_type", "message", "expected", "actual"):
             text = getattr(self, name)
             if text is not None and not text.isascii():

@@ -28,9 +28,9 @@ from comlrl.rewards.sandbox.levels import INSTALL, choose, failure, missing
 from comlrl.rewards.sandbox.outcome import TestOutcome
 from comlrl.rewards.sandbox.stand_in import PROGRAM_TIMEOUTS
 
-IN_FLIGHT = 3  # programs handed to a judge: the running one and the next
-SPARE_SECONDS = 60.0  # beyond a program's time, after which a silent judge is given up
-_ROOT = Path(__file__).parents[__package__.count(".") + 1]  # what modules are counted from
+IN_FLIGHT = 3  # programs sent to a judge: the running one and the next two
+SPARE_SECONDS = 60.0  # beyond a program's time limit, before a silent judge is replaced
+_ROOT = Path(__file__).parents[__package__.count(".") + 1]  # the root of absolute imports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +38,16 @@ class Job:
     """A program and the tests to run against it."""
 
     code: bytes  # marshalled code of the joint program
-    preamble: str  # the prompt's own imports and functions, for the tests
+    preamble: str  # the prompt's imports and functions, for the tests
     test: str
     entry_point: str
     replacement: str = (
-        ""  # of a helper's results: see ``comlrl.rewards.sandbox.inside.replaced_results``
+        ""  # how a helper's results are replaced, see ``sandbox.inside.replaced_results``
     )
 
 
 class _Worker:
-    """One judge process. Raises SandboxError where it does not start."""
+    """One judge process. ``await_ready`` raises SandboxError if it does not start."""
 
     def __init__(self, level: str, timeout: float, memory_mb: int) -> None:
         self.connection, theirs = socket.socketpair()
@@ -63,11 +63,11 @@ class _Worker:
             stdout=subprocess.DEVNULL,
             env=environment | inherited,
             cwd="/",
-            start_new_session=True,  # Ctrl-C is the trainer's to handle
+            start_new_session=True,  # the trainer handles Ctrl-C
             pass_fds=[lock],
         )
         theirs.close()
-        os.close(lock)  # the judge has it, and the folder is in use until the judge ends
+        os.close(lock)  # the judge inherits it, which marks the folder as used until it ends
         self.jobs: deque[int] = deque()
         self.deadline = float("inf")
         self.buffer = bytearray()
@@ -91,7 +91,7 @@ class _Worker:
         self.connection.sendall(LENGTH.pack(len(body)) + body)
 
     def receive(self) -> list[list]:
-        """Return the replies that have arrived. Raises EOFError if the judge is gone."""
+        """Return the replies that have arrived. Raises EOFError if the judge has ended."""
         try:
             data = self.connection.recv(1 << 16)
         except OSError:
@@ -109,7 +109,7 @@ class _Worker:
         return replies
 
     def close(self) -> None:
-        """End the judge; its sandbox ends with the control socket."""
+        """End the judge; its sandbox ends when the control socket closes."""
         self.connection.close()
         try:
             self.process.wait(timeout=0.5)
@@ -121,34 +121,34 @@ class _Worker:
 
 
 def _folders() -> list[str]:
-    """Return the folders of a judge's other imports: this package, and numpy for tests."""
+    """Return the folders that a judge imports from: this package's and, for tests, numpy's."""
     numpy = importlib.util.find_spec("numpy")
     beside = [] if numpy is None or numpy.origin is None else [Path(numpy.origin).parents[1]]
     return [str(folder) for folder in (_ROOT, *beside)]
 
 
 class Pool:
-    """Runs jobs over ``workers`` judges, which start at the first call."""
+    """Runs jobs on ``workers`` judges (None: one per core), which start at the first call."""
 
     def __init__(self, workers: int | None, timeout: float, memory_mb: int, isolation: str) -> None:
         self.size = workers or available_cores()
         self.timeout, self.memory_mb = timeout, memory_mb
-        self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds of a judge for a job
+        self._allowed = PROGRAM_TIMEOUTS * timeout + SPARE_SECONDS  # seconds per job
         self._isolation, self._level = isolation, ""
         self.workers: list[_Worker] = []
 
     @property
     def isolation(self) -> str:
-        """The level in use. Warns once of what this machine lacks."""
+        """The level in use. Warns once about guarantees that this machine lacks."""
         if not self._level:
             self._level = choose(self._isolation)
             _warn_missing(self._isolation, self._level)
         return self._level
 
     def run(self, jobs: Iterable[Job]) -> list[tuple[TestOutcome, ...]]:
-        """Return each job's outcomes, in order. A judge that dies fails the job that it ran.
+        """Return each job's outcomes, in order. If a judge dies, the job that it ran fails.
 
-        Jobs are taken as workers become free, so that making them and running them overlap.
+        Jobs are drawn as workers become free, so that creating and running them overlap.
         """
         batch = _Batch(iter(jobs))
         if not batch.refill():
@@ -157,7 +157,7 @@ class Pool:
         try:
             self._run(batch)
         except BaseException:
-            self.close()  # replies to come would be taken for the next call's
+            self.close()  # late replies would be mistaken for those of the next call
             raise
         return batch.outcomes
 
@@ -188,7 +188,7 @@ class Pool:
         return _Worker(self.isolation, self.timeout, self.memory_mb)
 
     def _feed(self, batch: _Batch) -> bool:
-        """Hand out jobs, to the least busy worker first; return False if none is left."""
+        """Send jobs to the least busy workers; return False if none is left."""
         while True:
             worker = min(self.workers, key=lambda w: len(w.jobs))
             if len(worker.jobs) >= IN_FLIGHT:
@@ -196,7 +196,7 @@ class Pool:
             if not batch.refill():
                 return False
             index = batch.pending.popleft()
-            with contextlib.suppress(OSError):  # its end is seen when its replies are read
+            with contextlib.suppress(OSError):  # dead workers are detected when reading replies
                 worker.send(index, batch.jobs[index], self._allowed)
 
     def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
@@ -225,7 +225,7 @@ class Pool:
 
 @dataclass(slots=True)
 class _Batch:
-    """The jobs of one call and what is known of them."""
+    """The jobs of one call and their outcomes so far."""
 
     source: Iterator[Job]
     jobs: list[Job] = field(default_factory=list)

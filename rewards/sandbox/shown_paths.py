@@ -1,4 +1,4 @@
-"""The files of this machine that the sandbox shows: Python and its libraries."""
+"""The files of this machine that are visible in the sandbox: Python and its libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import sysconfig
 
 _LIBRARIES = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-_HIDDEN = ("site-packages", "dist-packages")  # folders of what is not the standard library
+_HIDDEN = ("site-packages", "dist-packages")  # folders of third-party packages
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def visible_paths() -> list[str]:
 
 @functools.cache
 def hidden_paths() -> list[str]:
-    """Return folders in ``visible_paths`` that hold more than the standard library."""
+    """Return the folders of third-party packages in ``visible_paths``."""
     hidden = []
     for top in visible_paths():
         for directory, names, _ in os.walk(top) if not os.path.islink(top) else ():
@@ -48,8 +48,9 @@ def hidden_paths() -> list[str]:
 
 @functools.cache
 def readable_paths() -> list[str]:
-    """Return ``visible_paths`` without ``hidden_paths``; a folder with one yields its other
-    entries.
+    """Return ``visible_paths`` without ``hidden_paths``.
+
+    A folder that contains a hidden path is replaced by its other entries.
     """
     hidden = {os.path.realpath(path) for path in hidden_paths()}
     pending, readable = [os.path.realpath(path) for path in visible_paths()], []

@@ -1,9 +1,9 @@
-"""``candidate`` as the tests see it: a callable whose calls are answered in the sandbox.
+"""``candidate`` as the tests see it: a callable whose calls are executed in the sandbox.
 
-Calls that can be read off the tests are sent ahead with the program, so that both processes work
-without waiting for each other; a reply is used only for the very call that it answers.
+Calls that are evident from the tests' source are sent ahead with the program, so that the two
+processes need not wait for each other. A reply is used only for exactly the call that it answers.
 
-Standard library only: this runs in the tests' process.
+Standard library only, because this runs in the tests' process.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any
 from comlrl.rewards.sandbox.inside import wire
 from comlrl.rewards.sandbox.launch import Sandbox
 
-PROGRAM_TIMEOUTS = 3  # a program's time for all its tests, in timeouts of one test
+PROGRAM_TIMEOUTS = 3  # time limit for all tests of a program, in multiples of one test's
 GRACE_SECONDS = 1.0
-LONG_SECONDS = 1.0  # in one test, after which a program gets the lowest priority
-AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than what the channel holds
-MAX_ENTERED = 40  # helpers that a program says were called, and characters of their names
+LONG_SECONDS = 1.0  # in one test, after which a program is set to the lowest priority
+AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than the channel's buffer
+MAX_ENTERED = 40  # helpers that a program reports as called, and characters of their names
 SHORT = 200  # characters of a value or message in an outcome
 
 Failure = tuple[str, str, int | None]  # error type, message, line of the program
 
 
 class Stop(BaseException):
-    """Ends a test from inside a call; why is kept where no test can catch it."""
+    """Ends a test from inside a call; the reason is stored out of reach of the test."""
 
 
 class SandboxGone(BaseException):
-    """The sandboxed process ended by itself."""
+    """The sandboxed process has ended unexpectedly."""
 
 
 class Clock:
-    """The wall clock of one statement at a time, and of all that is done for one program.
+    """Time limits on each statement and on all statements of a program (wall-clock time).
 
-    Only the main thread of a process can have one.
+    It uses signals, so only the main thread of a process can create one.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -53,9 +53,9 @@ class Clock:
         signal.signal(signal.SIGALRM, self._ring)
 
     def start_program(self, seconds: float) -> None:
-        """Start a program's time: ``seconds`` for all its statements.
+        """Start a program's time limit: ``seconds`` for all its statements.
 
-        This process gets as much CPU time: a call that cannot be interrupted ends the judge.
+        A timer of CPU time kills this process if a call cannot be interrupted.
         """
         self._program_end = time.monotonic() + seconds
         signal.setitimer(signal.ITIMER_PROF, self.program_seconds + GRACE_SECONDS)
@@ -66,9 +66,10 @@ class Clock:
         return max(0.0, self._program_end - time.monotonic())
 
     def run(self, action: Callable[[], None]) -> BaseException | None:
-        """Run an action within a statement's time limit and return what it raised.
+        """Run an action within a statement's time limit and return the exception it raised.
 
-        None if its time ran out (``rang``). If the program has no time left, nothing runs.
+        On a timeout ``rang`` is set and the result is None. If the program has no time left, the
+        action does not run.
         """
         error, seconds = None, min(self.timeout, self.program_left)
         self.rang = not seconds
@@ -78,14 +79,14 @@ class Clock:
             try:
                 self.armed = True
                 self._end = time.monotonic() + seconds
-                # again and again, for a test that catches everything
+                # repeatedly, in case a test catches everything
                 signal.setitimer(signal.ITIMER_REAL, min(seconds, LONG_SECONDS), 0.5)
                 action()
             except BaseException as caught:
                 error = caught
             self.armed = False
         except Stop:
-            pass  # rang just after the end
+            pass  # the alarm rang just after the action ended
         self.armed = False
         return None if self.rang else error
 
@@ -107,7 +108,7 @@ class Clock:
 
 
 class Candidate:
-    """The stand-in. Starts the program when it is first needed, and again after it ended."""
+    """The stand-in. Starts the program when it is first needed, and again after it has ended."""
 
     def __init__(
         self, sandbox: Sandbox, clock: Clock, code: bytes, entry_point: str, replacement: str
@@ -118,18 +119,18 @@ class Candidate:
         self._payload = marshal.dumps((entry_point, code, replacement))
         self._channel: socket.socket | None = None
         self._sequence = int.from_bytes(os.urandom(3), "little")
-        self._buffer = bytearray()  # what has come of replies
-        self.expected: Sequence[bytes] = ()  # calls to come; set before the program starts
-        self._sent: deque[tuple[bytes, int]] = deque()  # those sent ahead, not yet asked for
+        self._buffer = bytearray()  # partial replies
+        self.expected: Sequence[bytes] = ()  # calls to send ahead; set before the program starts
+        self._sent: deque[tuple[bytes, int]] = deque()  # calls sent ahead and not yet made
         self.loading = False
-        self.gone = False  # the sandbox ended by itself
-        self.failure: Failure | None = None  # of the statement that runs now
+        self.gone = False  # the sandbox ended unexpectedly
+        self.failure: Failure | None = None  # of the running statement
         self.load_failure: Failure | None = None  # of the program as a whole
         self.raised: BaseException | None = None
-        self.line: int | None = None  # where the program raised it
-        self.message = ""  # its text
-        self.last: Any = None  # what it returned last
-        self.entered: set[str] = set()  # helpers that were called, as the program says
+        self.line: int | None = None  # where the program raised ``raised``
+        self.message = ""  # of ``raised``
+        self.last: Any = None  # the last returned value
+        self.entered: set[str] = set()  # helpers called so far, as reported by the program
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if self.failure is not None or self._clock.rang:
@@ -143,7 +144,7 @@ class Candidate:
         return self._result(status, body, changed, [*arguments, *keywords.values()])
 
     def load(self) -> None:
-        """Run the program, unless it is loaded."""
+        """Load the program unless it is already loaded."""
         if self._channel is not None:
             return
         self.loading = True
@@ -177,7 +178,7 @@ class Candidate:
         return self._receive(wire.LOAD)
 
     def _hand_over(self) -> None:
-        """Send the program, and the calls that are certain to follow."""
+        """Send the program and the calls that are certain to follow."""
         self._sent.clear()
         self._buffer = bytearray()
         frames, size = [wire.frame(wire.LOAD, self._payload)], 0
@@ -192,7 +193,7 @@ class Candidate:
         self._channel.sendall(b"".join(frames))
 
     def stop(self) -> int | None:
-        """End the program's processes; return the first one's status."""
+        """End the program's processes; return the first one's status, None if the sandbox ended."""
         self._clock.armed = False  # an alarm must not break the exchange with the sandbox
         self.close()
         return self._sandbox.wait_killed()
@@ -219,7 +220,7 @@ class Candidate:
         return self._receive(self._sequence)
 
     def _restart(self) -> None:
-        """Restart the program: the calls sent ahead were not the ones that the test makes."""
+        """Restart the program, because the test makes other calls than were sent ahead."""
         self.expected = ()
         if self.stop() is None:
             self.gone = True
@@ -259,7 +260,7 @@ class Candidate:
             raise self._forged() from None
 
     def _await_data(self) -> bool:
-        """Wait for more of the replies; return False at their end."""
+        """Wait for more reply data; return False at the end of the stream."""
         assert self._channel is not None
         try:
             data = self._channel.recv(wire.READ_BYTES)
@@ -301,9 +302,9 @@ class Candidate:
         return body
 
     def _error(self, names: Any, arguments: Any, message: Any, line: Any) -> BaseException:
-        """Return the builtin exception of that name, or RuntimeError for one that ends iteration.
+        """Return the nearest builtin exception, or RuntimeError for one that ends an iteration.
 
-        Otherwise a test's ``map`` or ``filter`` would end early, and the test pass for nothing.
+        ``StopIteration`` would end a test's ``map`` or ``filter`` early and let the test pass.
         """
         self.message = str(message)[:SHORT]
         self.line = line if isinstance(line, int) else None
@@ -321,7 +322,7 @@ _GROUP = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
 
 
 def _builtin_name(names: list[str]) -> str:
-    """Return the nearest of a type's names that is a builtin exception's."""
+    """Return the first of a type's base-class names that is a builtin exception."""
     for name in names:
         kind = getattr(builtins, str(name), None)
         if not isinstance(kind, type) or issubclass(kind, _GROUP):  # a group needs its errors
@@ -338,14 +339,14 @@ def _status_text(status: int) -> str:
 
 
 def _copy_back(inputs: list[Any], changed: list[Any]) -> None:
-    """Make the arguments equal to what the program left in them."""
+    """Apply the program's changes to the arguments."""
     arguments, keywords = changed
     for old, new in zip(inputs, [*arguments, *keywords.values()], strict=True):
         _renew(old, new)
 
 
 def _renew(old: Any, new: Any) -> Any:
-    """Return ``old`` with the content of ``new``; the same object where it can be changed."""
+    """Return ``old`` updated to the content of ``new``: the same object if it is mutable."""
     if isinstance(old, list) and isinstance(new, list):
         old[:] = [*map(_renew, old, new), *new[len(old) :]]
     elif isinstance(old, dict) and isinstance(new, dict):

@@ -1,6 +1,6 @@
-"""A task's tests, compiled so that a failed assert leaves the values that it compared.
+"""Compiles a task's tests so that an assert records the values that it compares.
 
-Standard library only: this runs in the tests' process.
+Standard library only, because this runs in the tests' process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from types import CodeType
 from comlrl.rewards.sandbox.checks import Statement, parse_check
 from comlrl.rewards.sandbox.inside import wire
 
-ACTUAL, EXPECTED = "__actual__", "__expected__"  # names that a test leaves its values under
+ACTUAL, EXPECTED = "__actual__", "__expected__"  # variables that record a test's values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A statement, ready to run."""
+    """A compiled statement."""
 
     code: CodeType
     is_test: bool
@@ -26,7 +26,7 @@ class Step:
     reads: frozenset[str]
     binds: frozenset[str]
     asks: bool  # it may call the program
-    call: bytes | None  # the one call that it makes, where that can be read off
+    call: bytes | None  # the only call that it makes, if evident from the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Suite:
     preamble: Step
     parameter: str
     steps: tuple[Step, ...]
-    calls: tuple[tuple[bytes, ...], ...]  # from each step on, the calls that are sure to come
+    calls: tuple[tuple[bytes, ...], ...]  # for each step, the calls certain to follow
 
 
 @functools.lru_cache(maxsize=1024)
 def suite(preamble: str, test: str, entry_point: str) -> Suite:
     """Compile a task's tests."""
-    check = parse_check(test, entry_point)  # the trainer has seen it compile
+    check = parse_check(test, entry_point)  # the trainer has checked that it compiles
     under_test = {check.parameter, "candidate", entry_point}
     steps = tuple(_step(statement, under_test) for statement in check.statements)
     code = compile(preamble, "<preamble>", "exec", dont_inherit=True)
@@ -83,9 +83,10 @@ def _step(statement: Statement, under_test: set[str]) -> Step:
 
 
 def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
-    """Return the request of ``assert candidate(1, [2]) == 3``: one certain call, of literals.
+    """Return the request of a test like ``assert candidate(1, [2]) == 3``, or None.
 
-    A wrong guess costs a restart of the program, no more: the stand-in compares.
+    Such a test makes exactly one call, with literal arguments. A wrong guess only costs a restart
+    of the program, because the stand-in compares the calls.
     """
     if not isinstance(node, ast.Assert):
         return None
@@ -107,13 +108,13 @@ def _only_call(node: ast.stmt, under_test: set[str]) -> bytes | None:
 
 
 class _Recorder(ast.NodeTransformer):
-    """Makes an assert keep the values it compares: ``assert (actual := …) == (expected := …)``."""
+    """Makes asserts record the values they compare: ``assert (actual := …) == (expected := …)``."""
 
     def __init__(self, under_test: set[str]) -> None:
         self.under_test = under_test
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        return node  # its names would be its own
+        return node  # assignments in it would be local
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 

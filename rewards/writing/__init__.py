@@ -1,1 +1,1 @@
-"""Writing: summaries of one post, each longer than the one before and adding to it."""
+"""The writing domain: summaries of one post, each longer than the one before and adding to it."""

@@ -1,8 +1,9 @@
-"""Which words carry content, and which lead from one thought to the next.
+"""Content words and transition words of a text.
 
 The twelve kinds of transition words are those of the code published with MAGRPO
-(arXiv 2508.04652). The words are ours, each of one kind only, and found as whole words: within
-words, "so" stands in "some" and "if" in "life", and any English text has most of the kinds.
+(arXiv 2508.04652). The word lists are ours; each word belongs to one kind. Only whole words match:
+otherwise "some" would match "so" and "life" would match "if", and any English text would have most
+of the kinds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``domain: writing``: a team sums up one post, each writer at greater length than the last.
+"""``domain: writing``: a team summarizes one post, each writer at greater length than the last.
 
-The summarization task of the MAGRPO paper (arXiv 2508.04652) on `trl-lib/tldr`, whose rows have
-the post in ``prompt``. The roles are ``concise``, ``detailed``, and ``detailed2``, ``detailed3``
-… in larger teams.
+This is the summarization task of the MAGRPO paper (arXiv 2508.04652) on `trl-lib/tldr`, whose rows
+hold the post in ``prompt``. The roles are ``concise`` and ``detailed``, and in larger teams also
+``detailed2``, ``detailed3`` and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from comlrl.rewards.writing.writing_reward import (
 )
 from comlrl.types import Domain, JointAction, Score, Task
 
-# As many as there is room for: each 1.6 times the length of the one before, all of 8 to 256 words.
+# The most summaries of 8 to 256 words of which each is 1.6 times as long as the one before.
 LARGEST_TEAM = next(n for n in range(2, 99) if WORDS[0] * LENGTH_RATIO[1] ** n > WORDS[1])
 
 

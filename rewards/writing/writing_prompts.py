@@ -1,4 +1,4 @@
-"""The prompts of the writers."""
+"""The writers' prompts."""
 
 from __future__ import annotations
 

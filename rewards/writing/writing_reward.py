@@ -1,19 +1,20 @@
-"""The reward of summaries: lengths, vocabulary and transition words, by rules alone.
+"""The rule-based reward of summaries: lengths, vocabulary and transition words.
 
 The levels, ranges and weights are those of the code published with MAGRPO (arXiv 2508.04652) for
 `trl-lib/tldr`, with two agents. For each summary and the longer one that follows it:
 
-| level | part | value | continues where |
+| level | part | value | next level if |
 |---|---|---|---|
-| 1 | structure | +0.5 where both have 8 to 256 words | they have |
-| 2 | structure | + up to 1.0: ratio of their characters, all of it from 1.6 to 3.2 | 1.1 to 5.0 |
-| 3 | structure | + up to 0.5: ratio of their different words, all of it from 2.0 | from 1.3 |
-| 4 | style | + up to 0.6: Jaccard similarity of their content words, all of it from 0.03 | |
-| 4 | coherence | + 0.16 for one kind of transition words in the longer, + 0.02 a further one | |
+| 1 | structure | +0.5 if both have 8 to 256 words | both do |
+| 2 | structure | up to +1.0: ratio of their characters, in full from 1.6 to 3.2 | 1.1 to 5.0 |
+| 3 | structure | up to +0.5: ratio of their distinct words, in full from 2.0 | at least 1.3 |
+| 4 | style | up to +0.6: Jaccard similarity of their content words, in full from 0.03 | |
+| 4 | coherence | +0.16 for one kind of transition word in the longer, +0.02 per further kind | |
 
-Between the ranges the terms are linear. At most 2.98: there are twelve kinds (published as 3.0).
-Ours: whole transition words (``words.py``); texts without a content word share nothing
-(published: all); a team of more than two earns the mean over its neighbours.
+Outside these ranges the terms fall linearly to 0. The maximum is 2.98, because there are twelve
+kinds (published as 3.0). Three things differ from the published code: transition words match only
+as whole words (``words.py``), two texts without content words have similarity 0 (published: 1), and
+a team of more than two agents earns the mean over neighboring summaries.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from comlrl.rewards.writing.words import TRANSITIONS, content_words, transition_
 from comlrl.types import JointAction, Reward, Score
 
 WORDS = (8, 256)  # of a summary
-LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # nothing below, all from, all to, nothing above
-UNIQUE_RATIO = (1.3, 2.0)  # nothing below, all from
-SIMILARITY = 0.03  # all from
+LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # 0 below the first and above the last, full in the middle
+UNIQUE_RATIO = (1.3, 2.0)  # 0 below the first, full from the second on
+SIMILARITY = 0.03  # full from here on
 STYLE, COHERENCE = 0.6, 0.4  # weights of level 4
 PARTS = ("structure", "style", "coherence")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The gain of a summary over the shorter one before it, whether or not its level counts."""
+    """Measurements of a summary and the shorter one before it, including levels not reached."""
 
-    words: tuple[int, int]  # of the shorter and the longer, as white space parts them
-    length_ratio: float | None  # longer / shorter; None: the shorter one has nothing to compare
-    unique_ratio: float | None
+    words: tuple[int, int]  # whitespace-separated words of the shorter and the longer one
+    length_ratio: float | None  # characters, longer / shorter; None if the shorter one is empty
+    unique_ratio: float | None  # distinct words, longer / shorter; None if the shorter has none
     similarity: float
-    transitions: tuple[str, ...]  # kinds, of the longer one
+    transitions: tuple[str, ...]  # kinds of transition words in the longer one
 
 
 def ratio(longer: int, shorter: int) -> float | None:
@@ -50,7 +51,7 @@ def ratio(longer: int, shorter: int) -> float | None:
 
 
 def ramp(value: float, nothing: float, everything: float) -> float:
-    """Return (value − nothing) / (everything − nothing), clipped to [0, 1]; any order."""
+    """Return (value − nothing) / (everything − nothing), in [0, 1]; ``nothing`` may be larger."""
     return min(1.0, max(0.0, (value - nothing) / (everything - nothing)))
 
 
@@ -76,7 +77,7 @@ def style_score(similarity: float) -> float:
 
 
 def coherence_score(kinds: int) -> float:
-    """Return 0.4 · (0.4 + 0.05 (kinds − 1)), in [0, 0.38], 0 for no kind; part of level 4."""
+    """Return 0.4 · (0.4 + 0.05 (kinds − 1)), or 0 for no kind, in [0, 0.38]; part of level 4."""
     return COHERENCE * (0.4 + 0.05 * (kinds - 1)) if kinds else 0.0
 
 
@@ -92,7 +93,7 @@ def measured(shorter: str, longer: str) -> Step:
 
 
 def parts_of(step: Step) -> Mapping[str, float]:
-    """Return two summaries' reward by part; levels that are not reached give 0."""
+    """Return the reward of two summaries by part; levels that are not reached add nothing."""
     structure = style = coherence = 0.0
     if all(WORDS[0] <= count <= WORDS[1] for count in step.words):
         structure += 0.5
@@ -108,7 +109,7 @@ def parts_of(step: Step) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summaries:
-    """The facts of a score: each summary against the one before it."""
+    """The facts of a score: a comparison of each summary with the one before it."""
 
     steps: tuple[Step, ...]
 
@@ -117,7 +118,7 @@ GREATEST = 0.5 + 1.0 + 0.5 + STYLE + coherence_score(len(TRANSITIONS))
 
 
 class WritingReward(Reward):
-    """The rules above over joint actions; ``facts`` of a score are its ``Summaries``."""
+    """Scores joint actions by the rules above; a score's ``facts`` are ``Summaries``."""
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
         return [self._score(action.completions_N) for action in actions]

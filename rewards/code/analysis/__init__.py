@@ -1,1 +1,1 @@
-"""Agents' code read without being run: its parts, its names, and what main does with helpers."""
+"""Static analysis of agents' code: its parts, its names, and main's use of the helpers."""

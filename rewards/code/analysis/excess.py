@@ -1,13 +1,13 @@
-"""Definitions that are short to read and endless to compile: the trainer compiles what it reads."""
+"""Detects short definitions that take too long to compile, because the trainer compiles them."""
 
 from __future__ import annotations
 
 import ast
 
-MAX_DEPTH = 150  # of nested nodes; readers of trees call themselves at each
-MAX_NODES = 50_000  # that the compiler meets: it writes a ``finally`` once for each way out
-MAX_FOLDED = 200  # constants that it joins: up to 4 KiB each, and each partial result is kept
-MAX_CAPTURES = 256  # names in a pattern: the compiler takes the square of their number
+MAX_DEPTH = 150  # nesting of nodes, which functions on trees visit recursively
+MAX_NODES = 50_000  # nodes that the compiler visits; it copies a ``finally`` for each exit
+MAX_FOLDED = 200  # constants that it folds: up to 4 KiB each, and partial results are stored
+MAX_CAPTURES = 256  # names in a pattern, which take the compiler quadratic time
 _TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))  # Python 3.11
 _EXITS = ast.Return | ast.Break | ast.Continue
 
@@ -33,7 +33,7 @@ def is_excessive(definition: ast.AST) -> bool:
 
 
 def _nodes(node: ast.AST, depth: int, sums: list[ast.BinOp]) -> int:
-    """Count the nodes that the compiler visits below ``node``; add binary ones to ``sums``."""
+    """Count the nodes that the compiler visits below ``node``; append each BinOp to ``sums``."""
     if not depth:
         raise _TooMuch
     if isinstance(node, ast.match_case):

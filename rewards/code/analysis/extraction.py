@@ -1,11 +1,11 @@
-"""Text that a model wrote → the functions and other statements at its top level.
+"""Extracts the functions and other statements at the top level of a text that a model wrote.
 
 A text that parses is read from its syntax tree. Any other text (prose, fences, a cut-off end) is
-read in blocks: from a line that may begin a statement to the first line that is no longer inside
-it, where strings and brackets are lexed; a block that does not parse is passed over, unless it
-begins a function. Nothing here raises, on any text. A part's source is one statement and nothing
-else, by Python's own reading of it; a text of more than 64 KiB is taken to hold nothing, and of
-one that does not parse a bounded part is read.
+read in blocks. A block reaches from a line that may begin a statement to the last line inside it,
+which is found by lexing strings and brackets. A block that does not parse is skipped unless it
+begins a function. Nothing here raises an error, for any text. Each part's source parses to exactly
+one statement. A text of more than 64 KiB counts as empty, and only a bounded amount is read of one
+that does not parse.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from comlrl.rewards.code.analysis.excess import is_excessive
 from comlrl.rewards.code.analysis.parsing import first_line, is_long, parse, source_of
 from comlrl.rewards.code.analysis.scopes import Definition, Names
 
-MAX_PROSE = 20  # statements of a text in which words that happen to be a header are looked for
-MAX_READ = 8  # times its own size that a text which does not parse is read
+MAX_PROSE = 20  # statements in a text up to which headers may be taken for prose
+MAX_READ = 8  # limit on reading a text that does not parse, in multiples of its size
 _EFFECT = ast.Call | ast.NamedExpr | ast.Await
 
 
@@ -32,8 +32,8 @@ class Function:
 
     name: str
     source: str  # dedented, decorators included
-    returns: bool  # it holds a ``return`` of something, or yields
-    node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: it does not parse, or is excessive
+    returns: bool  # it contains a ``return`` of a value, or a ``yield``
+    node: ast.FunctionDef | ast.AsyncFunctionDef | None  # None: it does not parse or is excessive
 
     @property
     def rank(self) -> tuple[bool, bool]:
@@ -66,9 +66,9 @@ class Extracted:
         return tuple(part for part in self.parts if isinstance(part, Function))
 
     def by_name(self) -> dict[str, Function]:
-        """Return, for each name, the last complete function that returns something.
+        """Return the best function of each name: the last of those that return a value and parse.
 
-        A repetition that was cut off does not replace the finished function before it.
+        A repetition that was cut off does not replace the complete function before it.
         """
         best: dict[str, Function] = {}
         for function in self.functions:
@@ -84,7 +84,7 @@ def extract(text: str) -> Extracted:
         return Extracted(())
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     tree = parse(text)
-    if tree is None and "\ufeff" in text:  # where two files were joined
+    if tree is None and "\ufeff" in text:  # from concatenated files
         text = re.sub(r"^([ \t]*)\ufeff", r"\1", text, flags=re.MULTILINE)
         tree = parse(text)
     lines = text.split("\n")
@@ -92,7 +92,7 @@ def extract(text: str) -> Extracted:
 
 
 def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
-    """Yield the parts for statements that were parsed from ``lines``."""
+    """Yield the parts of statements that were parsed from ``lines``."""
     for node in body:
         match node:
             case ast.With() | ast.If() | ast.While() | ast.For() if _is_prose(node, body):
@@ -102,7 +102,7 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
             case ast.If(test=ast.Constant(value=value)):
                 yield from _parts(node.body if value else node.orelse, lines)
             case ast.Expr(value=value) if not any(isinstance(n, _EFFECT) for n in ast.walk(value)):
-                pass  # a docstring, an output, a word
+                pass  # a docstring, an output or a word, without effect
             case _:
                 source = None if is_excessive(node) else source_of(node, lines)
                 if source is not None:
@@ -110,9 +110,9 @@ def _parts(body: Sequence[ast.stmt], lines: list[str]) -> Iterator[Part]:
 
 
 def _is_prose(node: ast.With | ast.If | ast.While | ast.For, body: Sequence[ast.stmt]) -> bool:
-    """Return whether a header is really prose ("with this in mind:").
+    """Return whether a header is prose ("with this in mind:").
 
-    It is where a function stands below it and nothing binds its names.
+    It is prose if its body defines a function and no other statement binds the header's names.
     """
     if len(body) > MAX_PROSE or not any(isinstance(inner, Definition) for inner in node.body):
         return False
@@ -146,20 +146,20 @@ def _function(
 
 _DEF = re.compile(r"[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)[ \t]*\(")
 _START = re.compile(rf"{_DEF.pattern}|[ \t]*(?:@\w|import[ \t]|from[ \t.])")
-_CODE = re.compile(  # a line that may begin another statement: its block decides
+_CODE = re.compile(  # a line that may begin another statement, if its block parses
     r"[ \t]*(?:(?:class|for|while|if|with|try|match|async|assert|del)\b|[\w(\[{][^\n]*[=(])"
 )
 _COMPOUND = re.compile(r"[ \t]*(?:for|while|if|with|try|async[ \t]+(?:for|with))\b")
 _CLAUSE = re.compile(r"[ \t]*(?:elif|else|except|finally)\b")
 _HEADER = re.compile(rf"{_DEF.pattern}|[ \t]*class[ \t]+\w+[ \t]*[(:]")
 _ALWAYS = re.compile(r"[ \t]*if[ \t]+(?:True|1)[ \t]*:[ \t]*(?:#.*)?$")
-# Lines that cannot stand inside brackets: where one follows, the bracket was never closed.
+# Lines that cannot be inside brackets; before one, an open bracket was never closed.
 _STOP = re.compile(rf"{_START.pattern}|[ \t]*(?:```|~~~|class[ \t]+\w+[ \t]*[(:])")
-# What stands before the code on its line: a fence with its language, tags.
+# Text before the code on its line: a fence with its language, or tags.
 _OPENING = re.compile(
     r"([ \t]*)(?:(?:(?:```|~~~)(?:(?!def|async|class|import|from)\w+[ \t])?|<[^<>]{1,40}>)[ \t]*)+"
 )
-# The last group is no code outside strings: a fence or a tag that code is stuck to ends it.
+# The group matches text that is not code outside strings: a fence or tag right after code ends it.
 _LEXEME = re.compile(
     r"""'{3}|"{3}|'|"|#|(`|</|<\||\[/|(?:~~~|<\w+>)[ \t]*$)|[()\[\]{}]""", re.ASCII
 )
@@ -168,7 +168,7 @@ _RETURN = re.compile(r"\breturn\b[ \t]*[^\s;]")
 
 def _scan(lines: list[str]) -> list[Part]:
     parts: list[Part] = []
-    enclosing: list[tuple[int, bool, bool]] = []  # indentation; a header; code hangs below it
+    enclosing: list[tuple[int, bool, bool]] = []  # indentation, is a header, is or is in one
     budget = MAX_READ * sum(len(line) + 1 for line in lines)
     index = 0
     while index < len(lines) and budget > 0:
@@ -187,7 +187,7 @@ def _scan(lines: list[str]) -> list[Part]:
                     end = block.end if new_parts else max(end, block.header)
             elif "'''" in line or '"""' in line:
                 block = _Block(lines, index)
-                if parse(block.source):  # else it is not a string
+                if parse(block.source):  # skip a string as a whole
                     end = block.end
             budget -= block.size if block is not None else 0
             clause = block is not None and block.has_clause
@@ -198,7 +198,7 @@ def _scan(lines: list[str]) -> list[Part]:
 
 
 def _without_opening(line: str) -> str:
-    """Return a line without the fence or tags before its code."""
+    """Remove the fence or tags before the code on a line."""
     opening = _OPENING.match(line)
     if opening is None:
         return line
@@ -209,7 +209,7 @@ def _without_opening(line: str) -> str:
 def _read(block: _Block) -> Iterable[Part]:
     """Yield the parts of a block: statements, a function that does not parse, or nothing."""
     source = block.source
-    tree = parse(source + "\n")  # a line has to follow a backslash
+    tree = parse(source + "\n")  # a trailing backslash needs a next line
     if tree is not None and tree.body:
         return _parts(tree.body, source.split("\n"))
     head = _DEF.match(block.lines[block.header - block.start])
@@ -219,10 +219,10 @@ def _read(block: _Block) -> Iterable[Part]:
 
 
 def _is_header(line: str, follows: bool, has_clause: bool) -> bool:
-    """Return whether a line opens a code block that need not run; prose ending in ":" does not.
+    """Return whether a line opens a block of code that might not run; prose ending in ":" does not.
 
-    ``follows``: the line before it at its indentation is such a header. ``has_clause``: an
-    ``else`` or the like belongs to it.
+    ``follows`` says that the previous line with this indentation is such a header, ``has_clause``
+    that an ``else`` or similar clause belongs to the line.
     """
     source = line.partition("#")[0].strip()
     if _HEADER.match(line):
@@ -245,9 +245,9 @@ def _indent(line: str) -> int:
 class _Block:
     """The lines of one definition or statement, found by indentation, strings and brackets.
 
-    ``header`` is the line after the decorators; ``code`` the text without strings and comments;
-    ``size`` the characters and lines that were read for it. A triple-quoted string that is never
-    closed is read as text (``strings=False``), so that it does not swallow what follows.
+    ``header`` is the index of the line after the decorators, ``code`` the text without strings and
+    comments, and ``size`` the number of characters read. An unclosed triple-quoted string is read
+    as text (``strings=False``), so that it does not swallow the following lines.
     """
 
     def __init__(self, lines: list[str], start: int) -> None:
@@ -256,7 +256,7 @@ class _Block:
             self._take(lines, strings=False)
 
     def _take(self, lines: list[str], *, strings: bool) -> str:
-        """Find where it ends; the quote of a string that is never closed."""
+        """Find the end of the block; return the quote of an unclosed string, or ""."""
         start, self.header, self.end = self.start, -1, self.start
         indent, code, last = _indent(lines[start]), [], ""
         compound, self.has_clause = _COMPOUND.match(lines[start]), False
@@ -271,7 +271,7 @@ class _Block:
                 if _STOP.match(line) and _indent(line) <= indent:
                     break
                 if not inside and (not line.strip() or line.lstrip().startswith("#")):
-                    continue  # part of the block only if more of it follows
+                    continue  # part of the block only if more lines of it follow
                 if not inside and _indent(line) <= indent:
                     if not (compound and _CLAUSE.match(line) and _indent(line) == indent):
                         break
@@ -288,18 +288,21 @@ class _Block:
 
     @property
     def source(self) -> str:
-        """Dedented; where there is nothing to take away, to the letter."""
+        """The dedented source; verbatim if the first line is not indented."""
         text = "\n".join(self.lines)
         return textwrap.dedent(text) if _indent(self.lines[0]) else text
 
 
 def _lex(line: str, quote: str, depth: int, strings: bool) -> tuple[str, str, int, int]:
-    """Read a line: its code with strings emptied and comments dropped; the open quote; how many
-    brackets are open; how much of the line is code."""
+    """Lex a line, given the open quote and the number of open brackets before it.
+
+    Returns its code with strings emptied and comments removed, the open quote and brackets after
+    it, and the length of the part of the line that is code.
+    """
     bare: list[str] = []
     position, length = 0, len(line)
     while True:
-        if quote:  # inside a triple-quoted string, or one that a backslash continues
+        if quote:  # inside a triple-quoted string or one continued by a backslash
             close = _closing(line, quote, position)
             if close < 0:
                 goes_on = len(quote) == 3 or _is_continued(line)
@@ -334,7 +337,7 @@ def _is_continued(line: str) -> bool:
 
 
 def _closing(line: str, quote: str, position: int) -> int:
-    """Return the position after the closing quote, or −1."""
+    """Return the position after the closing quote, or −1 if there is none."""
     while True:
         close = line.find(quote, position)
         if close < 0:

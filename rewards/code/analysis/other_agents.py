@@ -1,4 +1,4 @@
-"""Statements of an agent's text that would stand for what another agent writes."""
+"""Removes statements of an agent's text that would replace another agent's function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def without_others(part: Part, others: frozenset[str]) -> Part | None:
 
 
 class _Remover(ast.NodeTransformer):
-    """``def aux``, ``aux = …`` and ``class aux`` of the module, and all imports of it, → pass."""
+    """Replaces module-level definitions and imports of the other agents' names with ``pass``."""
 
     def __init__(self, others: frozenset[str]) -> None:
         self.others, self.depth, self.removed = others, 0, False

@@ -1,8 +1,8 @@
-"""Text that a model wrote → its syntax tree: the one parser of everything that reads such text.
+"""Parses text that a model wrote; all analysis of such text uses this parser.
 
-A text has no tree where Python finds none in it, where it is longer than 64 KiB (deeper nesting
-than fits in there has crashed Python's parser), and where the tree is nested so deeply that a
-reader that calls itself at each level would not come back. Nothing here raises.
+A text has no tree if Python cannot parse it, if it is longer than 64 KiB (longer ones can be nested
+deeply enough to crash Python's parser), or if the tree is too deep for recursive functions. Nothing
+here raises an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import warnings
 from comlrl.rewards.code.analysis.excess import MAX_DEPTH
 
 MAX_BYTES = 64 << 10
-MAX_LEVELS = MAX_DEPTH + 10  # of a tree: a definition that is not excessive, and what is around it
+MAX_LEVELS = MAX_DEPTH + 10  # of a tree: the deepest allowed definition and the nodes around it
 TEXT_NAME = "<completion>"  # the file name under which completions are parsed
 UNPARSABLE = (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError)
 
-# Completions are full of invalid escapes and `is` with literals; their warnings help nobody.
+# Completions often contain invalid escapes and `is` with literals; warnings about them are noise.
 warnings.filterwarnings("ignore", module=re.escape(TEXT_NAME))
 
 
@@ -28,7 +28,7 @@ def is_long(text: str, max_bytes: int = MAX_BYTES) -> bool:
 
 
 def parse(source: str, max_bytes: int = MAX_BYTES) -> ast.Module | None:
-    """Return the syntax tree, or None if the source does not parse."""
+    """Return the syntax tree, or None if the source does not parse or exceeds a limit."""
     if is_long(source, max_bytes):
         return None
     try:
@@ -50,10 +50,8 @@ def _is_deep(tree: ast.AST) -> bool:
 def source_of(node: ast.stmt, lines: list[str], alone: bool = False) -> str | None:
     """Return a statement's source, or None if it cannot be reproduced.
 
-    The source is the statement's lines if Python parses the same statement from them, and Python's
-    unparsed form otherwise. None: that parses to another statement too.
-
-    ``alone``: nothing else is in these lines.
+    The source is the statement's lines if they parse to the same statement, otherwise the unparsed
+    tree if that does. ``alone`` says that the lines contain nothing else.
     """
     cut = lines[first_line(node) - 1 : node.end_lineno]
     if alone and not getattr(node, "decorator_list", ()) and not cut[-1].endswith("\\"):
@@ -66,7 +64,7 @@ def source_of(node: ast.stmt, lines: list[str], alone: bool = False) -> str | No
 
 
 def _is_same(a: object, b: object) -> bool:
-    """Compare trees; ``ast.dump`` raises ValueError for an integer of more than 4,300 digits."""
+    """Compare trees, as ``ast.dump`` would fail for an integer of more than 4,300 digits."""
     if type(a) is not type(b):
         return False
     if isinstance(a, ast.AST):
@@ -88,7 +86,7 @@ def _dedented(lines: list[str], columns: int) -> str:
 
 
 def written(node: ast.AST) -> str | None:
-    """Return a tree unparsed to source, or None if Python cannot."""
+    """Unparse a tree to source; return None if Python cannot."""
     try:
         return ast.unparse(node)
     except UNPARSABLE:  # an f-string that cannot be quoted, before Python 3.12

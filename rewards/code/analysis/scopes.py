@@ -1,4 +1,4 @@
-"""Which variable a name in a function means: Python's scopes, read from the syntax tree."""
+"""Resolves names to variables by Python's scoping rules, from the syntax tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scope:
     nonlocals: set[str] = field(default_factory=set)
 
     def owner(self, name: str) -> Scope | None:
-        """Return the scope that owns a name used here, or None for the module."""
+        """Return the scope that owns a name used in this scope, or None for the module."""
         scope: Scope | None = self
         while scope is not None and scope.parent is not None:
             if name in scope.globals:
@@ -37,10 +37,10 @@ Variable = tuple[Scope | None, str]
 
 
 class Names:
-    """The names in a statement of a module, resolved.
+    """The resolved names in a statement of a module.
 
-    ``variables`` has those of every ``ast.Name``, parameter, function and class, and of what a
-    pattern captures.
+    ``variables`` maps each ``ast.Name``, parameter, function, class and capturing pattern to its
+    variable: (scope, name), where the scope is None for the module.
     """
 
     def __init__(self, statement: ast.stmt) -> None:
@@ -58,7 +58,7 @@ class Names:
 
     @property
     def module_reads(self) -> frozenset[str]:
-        """Names of the module's variables that it reads."""
+        """The names of the module's variables that the statement reads."""
         return frozenset(
             name
             for node, (scope, name) in self.variables.items()
@@ -66,12 +66,12 @@ class Names:
         )
 
     def _visit(self, node: ast.AST, scope: Scope) -> None:
-        """Read the names of a node that stands in a scope."""
+        """Collect the names of a node in a scope."""
         if node in self._visited:
             return
         self._visited.add(node)
         self._bind(node, scope)
-        if isinstance(node, ast.NamedExpr):  # in a comprehension it binds around that
+        if isinstance(node, ast.NamedExpr):  # in a comprehension, it binds in the enclosing scope
             holder = scope
             while isinstance(holder.node, _COMPREHENSIONS) and holder.parent is not None:
                 holder = holder.parent

@@ -1,7 +1,7 @@
 """Analysis of how main uses the helpers: results that nothing reads, and wrappers.
 
-Whether a helper is called is counted where the program runs. What is read here does not depend on
-the order of lines: a variable may hold whatever is bound to it anywhere.
+Calls of helpers are counted at run time, not here. The analysis ignores the order of statements: a
+variable may hold any value that is bound to it anywhere.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from comlrl.rewards.code.analysis.scopes import Definition, Names, Variable
 
 @dataclass(frozen=True, slots=True)
 class MainUse:
-    """The uses of the helpers in main."""
+    """Main's use of the helpers."""
 
-    called: tuple[str, ...] = ()  # as far as the text tells: mentioned
-    ignored: tuple[str, ...] = ()  # called as a bare statement, or into a name never read
-    wrapper: bool = False  # main only hands on a helper's result
+    called: tuple[str, ...] = ()  # helpers that main mentions
+    ignored: tuple[str, ...] = ()  # called as a bare statement, or assigned to a name never read
+    wrapper: bool = False  # main only returns a helper's result
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Calls that only look at an argument that is a function.
+# Builtins that inspect a function passed to them, but do not call it.
 _LOOK = _words("ascii bool callable dir format hash id isinstance len repr str type vars")
-# Builtins without an effect: their value is all that there is to a call.
+# Builtins without side effects, whose calls matter only for their value.
 _PURE = _words(
     "abs all any ascii bin bool bytes chr complex dict divmod enumerate filter float format "
     "frozenset hash hex int isinstance iter len list map max min next oct ord pow range repr "
     "reversed round set slice sorted str sum tuple type zip"
 )
-# Methods that leave their arguments somewhere.
+# Methods that store their arguments, or change their object.
 _KEEPS = _words(
     "add append appendleft extend extendleft insert put send setdefault update write writelines "
     "discard remove sort difference_update intersection_update symmetric_difference_update"
 )
 _SEQUENCES = ast.Tuple | ast.List | ast.Set
 
-# How a name leads to a helper: it is the helper, a function that only hands its result on, or what
-# a call made of it (``partial(aux)``), which leads there when it is called.
+# How a name leads to a helper: it is the helper (IS), a function that only returns the helper's
+# result (HANDS_ON), or the result of passing the helper to a call, such as ``partial(aux)``
+# (MADE_OF). CALLED marks a step from a function to the result of its call.
 IS, HANDS_ON, MADE_OF, CALLED = range(4)
 Label = tuple[int, str]
-Place = Variable | ast.AST  # a variable, or a function: its result, if it only hands that on
-Source = tuple[Place, int]  # with how it leads on
+Place = Variable | ast.AST  # a variable; or a function, for the values that it returns
+Source = tuple[Place, int]  # a place, and how a value leads to it
 
 
 def main_use(
@@ -58,7 +59,7 @@ def main_use(
 ) -> MainUse:
     """Return how main's statements use the helpers. A name that main binds is not a helper.
 
-    ``reads``: names of the module that the rest of the program reads.
+    ``reads`` are the module's names that the rest of the program reads.
     """
     names = {node: Names(node) for node in nodes}
     relevant = _relevant(names, entry_point, frozenset(helpers))
@@ -73,7 +74,7 @@ def main_use(
     return MainUse(
         called=tuple(name for name in helpers if name in there),
         ignored=tuple(name for name in helpers if name in ignored),
-        # A wrapper only returns a helper's result, or that of a function which only does so.
+        # A wrapper only returns a helper's result, directly or through functions that do the same.
         wrapper=any(program.labels[node] for node in program.main),
     )
 
@@ -81,9 +82,10 @@ def main_use(
 def _relevant(
     names: dict[ast.stmt, Names], entry_point: str, helpers: frozenset[str]
 ) -> set[ast.stmt]:
-    """Return the entry point's definition, what it mentions, and what fills the tables it reads.
+    """Return the statements on which the entry point depends.
 
-    Examples and tests beside it are not.
+    They are its definition, the statements that bind names it reads, and those that fill tables it
+    reads. Examples and tests beside it are left out.
     """
     reads = {node: node_names.module_reads - helpers for node, node_names in names.items()}
     makers: dict[str, list[ast.stmt]] = defaultdict(list)
@@ -122,10 +124,10 @@ def _relevant(
 
 
 class _Program:
-    """Main's relevant statements.
+    """Data flow in main's relevant statements.
 
-    ``into``: the values that flow into a variable, or out of a function. ``labels``: which helpers
-    a variable leads to.
+    ``into`` lists the values that flow into a variable or out of a function. ``labels`` lists the
+    helpers to which a variable leads.
     """
 
     def __init__(
@@ -152,10 +154,10 @@ class _Program:
         self.pending: list[Place] = [(None, name) for name in (*reads, entry_point)]
         self.pending += [v for v in self.into if isinstance(v, tuple) and _is_attribute(v)]
 
-    # --- what flows where ------------------------------------------------------------------------
+    # --- data flow -------------------------------------------------------------------------------
 
     def _flows(self, node: ast.AST) -> Iterator[tuple[Place, ast.AST]]:
-        """Yield each variable with the values bound to it; a function with what it returns."""
+        """Yield pairs of variables and values bound to them, and of functions and return values."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -198,10 +200,10 @@ class _Program:
                 for part, its in _unpacked(targets, value):
                     yield from self._matched(part, its)
 
-    # --- which helpers a name leads to ---------------------------------------------------------
+    # --- helpers to which a name leads ---------------------------------------------------------
 
     def _labelled(self) -> dict[Place, set[Label]]:
-        """Follow the helpers through everything that is bound to a value derived from them."""
+        """Propagate the helpers to everything that is bound to a value derived from them."""
         ahead: dict[Place, list[tuple[Place, int]]] = defaultdict(list)
         for place, values in self.into.items():
             for value in values:
@@ -219,7 +221,7 @@ class _Program:
         return labels
 
     def _sources(self, value: ast.AST, how: int = IS) -> Iterator[Source]:
-        """Yield what a value may be, or hold."""
+        """Yield the places whose values an expression may evaluate to or contain."""
         match value:
             case ast.Name(ctx=ast.Load()):
                 yield self.variables[value], how
@@ -245,13 +247,13 @@ class _Program:
                     yield from self._sources(argument, max(how, MADE_OF))
 
     def _leads(self, value: ast.AST) -> Iterator[Label]:
-        """Yield the helpers that a value leads to."""
+        """Yield the helpers to which a value leads."""
         for source, how in self._sources(value):
             for label in self.labels[source]:
                 yield from _steps(label, how)
 
     def _handed_on(self, function: ast.AST) -> Iterator[Source]:
-        """Yield what ``return …aux(…)…`` calls or returns, if the function does nothing else.
+        """Yield the sources of ``return …aux(…)…`` if this is all that the function does.
 
         ``x = aux(…)`` followed by ``return x`` counts as well.
         """
@@ -276,7 +278,7 @@ class _Program:
                     yield from self._sources(value, HANDS_ON)
 
     def _applied(self, value: ast.expr) -> Iterator[Source]:
-        """Yield the functions that a call passes on to be called: ``next(map(aux, …))``."""
+        """Yield the functions passed to a call to be called by it: ``next(map(aux, …))``."""
         if isinstance(value, ast.Call):
             for argument in [*value.args, *(keyword.value for keyword in value.keywords)]:
                 handed = _inner(argument)
@@ -285,13 +287,13 @@ class _Program:
                 else:
                     yield from self._applied(handed)
 
-    # --- results that are lost -----------------------------------------------------------------
+    # --- unused results ------------------------------------------------------------------------
 
     def ignored(self) -> set[str]:
-        """Return the helpers with a call whose value nothing reads.
+        """Return the helpers that are called somewhere without anything reading the result.
 
-        Such a value is a bare statement's, or goes to names that are never read, or that are read
-        only to make such values.
+        Such a call is a bare statement, or its result is assigned to names that are never read, or
+        read only to compute values that are themselves unused.
         """
         for node in self.nodes:
             self._run(node)
@@ -313,13 +315,13 @@ class _Program:
                 yield from (name for kind, name in self._leads(argument) if kind == IS)
 
     def _builtin(self, function: ast.expr) -> str | None:
-        """Return the name of a builtin that nothing here shadows."""
+        """Return the name of a builtin function that main does not shadow, or None."""
         if isinstance(function, ast.Name) and function.id not in self.bound:
             return function.id if self.variables[function][0] is None else None
         return None
 
     def _run(self, node: ast.AST) -> None:
-        """Add what a statement reads whatever becomes of its values."""
+        """Mark the values that a statement reads regardless of how its results are used."""
         match node:
             case ast.Expr(value=value):
                 self._evaluate(value, bare=True)
@@ -356,7 +358,7 @@ class _Program:
                         self._need(child)
 
     def _assign(self, targets: Sequence[ast.expr], value: ast.AST | None) -> None:
-        """Assign a value to names, or to a place where others may read it."""
+        """Handle an assignment to names, or to attributes and items, which others may read."""
         parts = [part for target in targets for part in _flat(target)]
         if any(isinstance(part, ast.Attribute | ast.Subscript) for part in parts):
             for target in targets:
@@ -373,7 +375,7 @@ class _Program:
                 self._need(value)
 
     def _evaluate(self, node: ast.AST | None, bare: bool = False) -> None:
-        """Add what an expression reads even if its value is unused: what calls keep or show."""
+        """Mark the values that an expression reads even if unused: those that calls may store."""
         match node:
             case None | ast.Lambda():
                 return
@@ -395,7 +397,7 @@ class _Program:
                     self._evaluate(child)
 
     def _need(self, node: ast.AST | None) -> None:
-        """Mark the value of an expression as read."""
+        """Mark an expression's value as read."""
         if node is None or node in self.needed:
             return
         self.needed.add(node)
@@ -429,12 +431,12 @@ def _steps(label: Label, how: int) -> Iterator[Label]:
 
 
 def _is_attribute(variable: Variable) -> bool:
-    """Return whether a variable belongs to a class body, which others read as an attribute."""
+    """Return whether a variable belongs to a class body, so that others read it as an attribute."""
     return variable[0] is not None and isinstance(variable[0].node, ast.ClassDef)
 
 
 def _own_statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield all statements of a function, without those of nested functions and classes."""
+    """Yield all statements of a function except those in nested functions and classes."""
     pending = [*body]
     while pending:
         node = pending.pop()
@@ -452,7 +454,7 @@ def without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
 
 
 def _inner(node: ast.expr) -> ast.expr:
-    """Return the ``aux`` of ``(f := aux)``, or the ``values`` of ``values[0]``."""
+    """Unwrap an expression: ``(f := aux)`` to ``aux``, ``values[0]`` to ``values``."""
     while isinstance(node, ast.NamedExpr | ast.Subscript):
         node = node.value
     return node
@@ -467,7 +469,7 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _chosen(items: Sequence[ast.expr], index: ast.expr) -> Sequence[ast.expr]:
-    """Return the items that a constant index may select from a literal tuple or list."""
+    """Return the items that an index may select from a literal tuple or list."""
     try:
         position = ast.literal_eval(index)
         starred = any(isinstance(item, ast.Starred) for item in items)
@@ -479,7 +481,7 @@ def _chosen(items: Sequence[ast.expr], index: ast.expr) -> Sequence[ast.expr]:
 def _unpacked(
     targets: Sequence[ast.expr], value: ast.AST | None
 ) -> Iterator[tuple[ast.expr, ast.AST | None]]:
-    """Yield each target with its part of a literal tuple or list, or else with all of it."""
+    """Yield each target with its item of a literal tuple or list, or else with the whole value."""
     values = list(value.elts) if isinstance(value, ast.Tuple | ast.List) else []
     stars = [i for i, target in enumerate(targets) if isinstance(target, ast.Starred)]
     rest = len(values) - len(targets) + 1

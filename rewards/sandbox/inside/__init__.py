@@ -1,1 +1,1 @@
-"""The code that runs inside the sandbox, passed as source, and the wire format."""
+"""The code that runs inside the sandbox, which is passed as source, and the wire format."""

@@ -1,17 +1,15 @@
-"""Inside the sandbox: one process that forks those that programs run in.
+"""The sandboxed process, which forks a child process for each program.
 
-The first process holds no secret and runs nothing of the program's. It takes one-byte commands on
-its control socket: ``FORK`` starts a process, which takes the descriptor of its channel from the
-second socket; ``KILL`` ends it, after which no process and no file of the program is left;
-``LOWER`` gives it the lowest priority. The forked process gets the program on its channel, runs
-it, and
-answers calls. Whatever the program does to that process or writes on the channel, it can only make
-up return values.
+The parent holds no secrets and runs none of the program's code. It reads one-byte commands from its
+control socket. ``FORK`` starts a child, which receives the descriptor of its channel over the
+second socket. ``KILL`` ends the child and removes all processes and files of the program.
+``LOWER`` sets the child to the lowest priority. The child reads the program from its channel, runs
+it and answers calls. Whatever the program does to the child or writes to the channel, it can only
+forge return values.
 
-Between two forks this process leaves its own memory as it was, so that every program finds the
-same addresses. Standard library only: the source of this file, ``confine``, ``replaced_results``
-and ``wire`` is handed to a bare interpreter (see ``launch``), because the repository is out of
-sight here.
+Between forks the parent leaves its memory unchanged, so that every program sees the same addresses.
+Standard library only: the source of this file and of ``confine``, ``seccomp``, ``replaced_results``
+and ``wire`` is passed to a bare interpreter (see ``launch``), which cannot read the repository.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from comlrl.rewards.sandbox.inside import confine, replaced_results, seccomp, wi
 
 FORK, KILL, LOWER, READY = b"F", b"K", b"L", b"R"
 KILLED = struct.Struct("<i?")  # the program's status, and whether the scratch is worn
-WORN_BYTES = 64 << 10  # of an empty directory: on a disk it stays as large as it once was
+WORN_BYTES = 64 << 10  # size of an emptied directory: on disk, directories never shrink
 PROGRAM = "<program>"
-ENTERED = "__entered__"  # the name under which a program's helpers note that they are called
-# What solutions import most: loaded once, before the forks. A fork copies every mapping and page,
-# so compiled modules that few solutions use stay out, here (``_socket``, not ``socket``) and there.
+ENTERED = "__entered__"  # the function that a program's helpers call to report that they run
+# The modules that solutions import most, loaded before any fork. Every mapping and page slows forks
+# down, so rarely used modules are left out, in this file too (``_socket``, not ``socket``).
 PRELOADED = ["collections", "copy", "functools", "itertools", "math", "operator", "random"]
 PRELOADED += ["re", "string", "typing"]
 
@@ -75,7 +73,7 @@ def main(config: dict[str, Any]) -> NoReturn:
 def _start_again(slot: int) -> None:
     """Execute Python again with fixed addresses.
 
-    bubblewrap's start as root randomizes addresses again; one by another user does not.
+    If bubblewrap starts as root, addresses are randomized again; for another user they are not.
     """
     if os.getuid() == 0 and confine.drop_identity(slot, keep_reading=False):
         with confine.fixed_addresses():
@@ -83,23 +81,23 @@ def _start_again(slot: int) -> None:
 
 
 def _preload(level: str) -> None:
-    """Import modules, and draw random values that are the same for all programs."""
+    """Import common modules, and make random values the same for all programs."""
     register, os.register_at_fork = os.register_at_fork, lambda **_: None
     for name in PRELOADED:
         __import__(name)
     os.register_at_fork = register
     with contextlib.suppress(ImportError):
-        __import__("_none_of_this_name")  # every folder of modules is listed, and known from now on
+        __import__("_none_of_this_name")  # makes the importer list and cache every folder
     _seed_everything(sys.modules["random"])
-    # What draws from the kernel by itself is not there: OpenSSL mixes in the clock, and SQLite
-    # falls back to it where ``/dev/urandom`` cannot be a file of fixed bytes.
+    # Modules with other sources of randomness are blocked: OpenSSL mixes in the clock, and so does
+    # SQLite where ``/dev/urandom`` cannot be replaced by a file of fixed bytes.
     refused = ["_ssl", "_sqlite3"] if level == "limits" else ["_ssl"]
     sys.modules.update(dict.fromkeys(refused))  # type: ignore[arg-type]
     confine.forget_random_bytes()
 
 
 def _seed_everything(module: Any) -> None:
-    """Seed ``random``, and everything that draws its seed from the machine."""
+    """Seed ``random`` and everything else that takes its seed from the machine."""
     generator, seed_with = module.Random(0), module.Random.seed
 
     def seed(self: Any, a: Any = None, version: int = 2) -> None:
@@ -115,7 +113,7 @@ def _seed_everything(module: Any) -> None:
 
 
 def _become_first(control: int) -> None:
-    """Continue as process 1 of the new PID namespace; the caller waits for its end."""
+    """Continue in a child, process 1 of the new PID namespace; the parent waits until it ends."""
     confine.die_with_parent()
     child = os.fork()
     if child:
@@ -133,20 +131,23 @@ def _silence() -> None:
 
 
 class _Zygote:
-    """``everything``: all processes that it may signal are the program's."""
+    """The process that forks programs.
+
+    ``everything`` says that all processes which it may signal belong to the program.
+    """
 
     def __init__(
         self, control: int, channels: int, scratch: str, cpu_seconds: int, everything: bool
     ) -> None:
         self.control, self.channels, self.scratch = control, channels, scratch
         self.cpu_seconds, self.everything = cpu_seconds, everything
-        self.child = self.number = 0  # the program's process, and which one it is, modulo 256
+        self.child = self.number = 0  # the program's process, and the number of forks modulo 256
         self.filter = seccomp.program_filter()
-        self.worn = False  # the scratch's directory stays large, and each look at it slow
+        self.worn = False  # the scratch directory has grown and is slow to list
 
     def serve(self) -> NoReturn:
         assert not self.everything or os.getpid() == 1 or os.getuid() > confine.FIRST_UID
-        self._wipe()  # what the first one leaves in Python's free lists is there from the start
+        self._wipe()  # the first call fills Python's free lists, so do it before any fork
         gc.collect()
         gc.freeze()  # forks then share more pages
         while True:
@@ -166,7 +167,7 @@ class _Zygote:
                 os._exit(0)
 
     def _begin_program(self) -> NoReturn:
-        """Set up the forked process: no control, fewer rights, one task."""
+        """Set up the forked process without the control socket and with fewer rights; run it."""
         channel = _Channel(self.channels, self.number)
         os.close(self.control)
         confine.limit_program(self.cpu_seconds)
@@ -174,13 +175,13 @@ class _Zygote:
         seccomp.install_filter(self.filter)
         try:
             serve_program(channel)
-        finally:  # whatever a program's own error types do to what describes them
+        finally:  # even if the program's error types make their description fail
             os._exit(1)
 
     def _clean(self) -> int:
-        """End every process of the program, empty the scratch; return the first one's status."""
+        """Kill the program's processes and empty the scratch; return the first one's status."""
         status = 0
-        if self.child:  # not waited for yet, so that there is one to signal
+        if self.child:  # not yet reaped, so its process id is still valid
             os.kill(-1 if self.everything else self.child, signal.SIGKILL)
             status = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
             self.child = 0
@@ -190,9 +191,9 @@ class _Zygote:
         return status
 
     def _wipe(self) -> None:
-        """Empty the scratch in a separate process, whose memory nobody shares.
+        """Empty the scratch in a separate process, so that this one's memory does not change.
 
-        If a file cannot be removed, this process ends too, and with it the scratch.
+        If a file cannot be removed, this process exits, and the scratch is removed with it.
         """
         janitor = os.fork()
         if not janitor:
@@ -204,7 +205,7 @@ class _Zygote:
 
 
 def _reap() -> None:
-    """Wait for the descendants that the program left: none, where the filter holds."""
+    """Reap the descendants that the program left; with the seccomp filter there are none."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
@@ -252,13 +253,13 @@ def _remove(top: str) -> None:
 
 
 def serve_program(channel: _Channel) -> NoReturn:
-    """Run the program that arrives on the channel, and answer calls until it closes."""
+    """Run the program that arrives on the channel, then answer calls until the channel closes."""
     _, payload = channel.receive()
     entry_point, code, replacement = marshal.loads(payload)
     module = types.ModuleType("program")
     sys.modules["program"] = module
     entered: set[str] = set()
-    failures: dict[str, bytes] = {}  # names of statements that raised, and what
+    failures: dict[str, bytes] = {}  # names that were not bound → the error of their statement
     module.__dict__[ENTERED] = entered.add
     try:
         if replacement:
@@ -287,8 +288,8 @@ def _load(
 ) -> None:
     """Run a program's statements.
 
-    Of those that may fail, what they raise is kept by the names that they were to bind. Helpers
-    that run before the entry point's agent begins were not called by it.
+    If a statement that may fail raises an error, it is stored under the names that the statement
+    would have bound. Helpers that run before main's part begins do not count as called by main.
     """
     in_main = False
     for code, must_succeed, is_main, binds in statements:
@@ -307,10 +308,10 @@ _CHANGEABLE = frozenset({list, dict, set, tuple})  # a tuple may hold one of the
 
 
 def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]) -> bytes:
-    """Return one call's reply: its value or exception, and the arguments that it changed.
+    """Return the reply to a call: its value or exception, and the changed arguments.
 
-    If a name is missing because a statement failed (``import numpy``), the exception is that
-    statement's.
+    If a name is missing because a statement failed (``import numpy``), the reply is that
+    statement's exception.
     """
     arguments, *named = wire.loads(payload)
     keywords = named[0] if named else {}
@@ -339,7 +340,7 @@ def answer(function: Any, payload: bytes | bytearray, failures: dict[str, bytes]
 
 
 def _describe(error: BaseException) -> bytes:
-    """Encode an exception: its type names, nearest first, its arguments, message and line."""
+    """Encode an exception: the names of its type and base classes, arguments, message and line."""
     names = [kind.__name__ for kind in type(error).__mro__][:20]
     line, trace = None, error.__traceback__
     while trace is not None:
@@ -359,14 +360,14 @@ def _describe(error: BaseException) -> bytes:
 
 
 class _Channel:
-    """Frames on a descriptor that comes over a socket; the process ends with the channel.
+    """Reads and writes frames on a descriptor received over a socket; exits when it closes.
 
-    It reads to the byte, not what happens to be there: addresses must not depend on the clock.
+    It reads exact sizes, not whatever has arrived, so that addresses do not depend on timing.
     """
 
     def __init__(self, channels: int, number: int) -> None:
         socket, received = _socket.socket(fileno=channels), -1
-        while received != number:  # others are of processes that were ended before they came here
+        while received != number:  # skip channels of processes that were killed before this point
             data, attached, _, _ = socket.recvmsg(1, _socket.CMSG_SPACE(4))
             self.socket = _socket.socket(fileno=struct.unpack("i", attached[0][2][:4])[0])
             received = data[0]

@@ -1,8 +1,8 @@
 """Confinement of the sandboxed process by direct system calls. Standard library only.
 
-Three layers, each used where the kernel has it: its own namespaces (``enter_namespaces``, what
-bubblewrap does where that is installed), Landlock rules on files, and a seccomp filter on system
-calls (``seccomp.py``). Resource limits and an identity without rights are there everywhere.
+Three layers, each used if the kernel supports it: namespaces (``enter_namespaces``, or bubblewrap
+if installed), Landlock rules on files, and a seccomp filter on system calls (``seccomp.py``).
+Resource limits and an unprivileged user apply everywhere.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import struct
 from collections.abc import Iterator
 
 SCRATCH_BYTES = 16 << 20  # of files in the scratch directory
-SCRATCH_FILES = 4096  # in it, with namespaces
+SCRATCH_FILES = 4096  # files in the scratch directory, with namespaces
 FILE_BYTES = 8 << 20  # of one file
 RANDOM_DEVICES = ("/dev/random", "/dev/urandom")
-RANDOM_BYTES = 1 << 16  # in the file that stands for each
+RANDOM_BYTES = 1 << 16  # in the file that replaces each
 MAX_FILES = 64  # open at a time
 MAX_TIMERS = 64  # POSIX timers; the kernel reserves a signal for each
 _RLIMIT_SIGPENDING = 11  # not in ``resource``
@@ -38,7 +38,7 @@ def _call(function: str, *arguments: object) -> int:
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-FIRST_UID = 1_900_000_000  # beyond any account; each sandbox takes one for itself
+FIRST_UID = 1_900_000_000  # above any account; each sandbox uses a different one
 _NOBODY = 65534
 _CAP_DAC_READ_SEARCH = 1 << 2
 
@@ -48,12 +48,12 @@ def die_with_parent() -> None:
 
 
 def refuse_privileges() -> None:
-    """Prevent programs from gaining privileges; the layers below require this."""
+    """Prevent programs from gaining privileges, which Landlock and seccomp require."""
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent ends children of this process."""
+    """Make this process the parent of descendants whose parent has ended."""
     _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -61,7 +61,7 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
     """Switch from root to a user that owns nothing; return whether its id is unique.
 
     ``keep_reading`` keeps the right to read any file, for a Python installation that only root
-    can reach; Landlock rules must be in force then.
+    can read; Landlock rules must already be in force.
     """
     unique = False
     keep_reading = keep_reading and os.getuid() == 0
@@ -74,12 +74,12 @@ def drop_identity(slot: int, keep_reading: bool) -> bool:
     capabilities = struct.pack("<6I", rights, rights, 0, 0, 0, 0)
     _call("capset", struct.pack("<Ii", 0x20080522, 0), capabilities)
     _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)  # no ptrace, no /proc/PID/mem
-    die_with_parent()  # a change of user clears it
+    die_with_parent()  # changing the user clears this setting
     return unique
 
 
 def give_away(directory: str, slot: int) -> None:
-    """Give the scratch to the user that root is about to become."""
+    """Make the user that root is about to become the owner of the scratch."""
     try:
         os.chown(directory, FIRST_UID + slot, FIRST_UID + slot)
     except OSError:
@@ -91,13 +91,13 @@ def _become(uid: int) -> bool:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    except OSError:  # an id that this container does not map
+    except OSError:  # the container does not map this id
         return False
     return True
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Limit address space, files and core dumps; hard limits, inherited by every child."""
+    """Set hard limits on address space, files and core dumps, which every child inherits."""
     limits = {
         resource.RLIMIT_AS: memory_mb << 20,
         resource.RLIMIT_FSIZE: FILE_BYTES,
@@ -114,7 +114,7 @@ def limit_resources(memory_mb: int) -> None:
 
 
 def limit_program(cpu_seconds: int) -> None:
-    """Limit one program's CPU time, and forbid new processes or threads; call in its process."""
+    """Limit this process's CPU time and forbid new processes and threads."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
@@ -126,7 +126,7 @@ _ADDR_NO_RANDOMIZE, _ASK = 0x0040000, 0xFFFFFFFF
 
 @contextlib.contextmanager
 def fixed_addresses() -> Iterator[None]:
-    """Start programs in this context without randomized addresses, where the machine allows it."""
+    """Disable address randomization for programs started in this context, if possible."""
     before = _libc.personality(_ASK)
     if before >= 0:
         _libc.personality(before | _ADDR_NO_RANDOMIZE)
@@ -147,7 +147,7 @@ _AT_RANDOM = 25
 
 
 def forget_random_bytes() -> None:
-    """Clear the 16 bytes that the kernel hands to each new process."""
+    """Clear the 16 random bytes that the kernel passes to each new process."""
     _libc.getauxval.restype = ctypes.c_void_p
     if address := _libc.getauxval(ctypes.c_ulong(_AT_RANDOM)):
         ctypes.memset(address, 0, 16)
@@ -164,8 +164,8 @@ _READ_ONLY_NOSUID_NODEV = 1 | 2 | 4  # mount attributes
 
 
 def write_random_bytes(path: str) -> None:
-    """Write a file of fixed bytes, shown as ``/dev/urandom``, so that seeds drawn there repeat."""
-    import random  # not before ``candidate`` keeps it from being seeded anew in each fork
+    """Write a file of fixed bytes to show as ``/dev/urandom``, so that seeds are repeatable."""
+    import random  # only after ``candidate`` has disabled its reseeding in forks
 
     with open(path, "wb") as file:
         file.write(random.Random(0).randbytes(RANDOM_BYTES))
@@ -175,9 +175,9 @@ def write_random_bytes(path: str) -> None:
 def enter_namespaces(root: str, visible: list[str], hidden: list[str], devices: list[str]) -> None:
     """Enter new user (if not root), mount, network, IPC and host-name namespaces; PID for children.
 
-    Afterwards ``/`` is read-only and holds ``visible``, with ``hidden`` in it empty, ``devices``
-    and files for ``RANDOM_DEVICES``; ``/tmp`` is an empty scratch directory. ``root`` is an empty
-    directory to build on. Raises OSError where the kernel refuses.
+    Afterwards ``/`` is read-only and contains ``visible``, in which ``hidden`` are empty,
+    ``devices`` and files for ``RANDOM_DEVICES``; ``/tmp`` is an empty scratch directory. ``root``
+    is an empty directory to mount on. Raises OSError if the kernel refuses.
     """
     uid, gid = os.getuid(), os.getgid()
     flags = _NEW_NS | _NEW_PID | _NEW_NET | _NEW_IPC | _NEW_UTS
@@ -215,8 +215,8 @@ def _mount_scratch(path: str) -> None:
 
 
 def mount_over(path: str) -> None:
-    """Mount a scratch over bubblewrap's, which does not limit the files; where this process may."""
-    with contextlib.suppress(PermissionError):  # ``counts_files`` says so
+    """Mount a scratch over bubblewrap's, which does not limit the number of files, if allowed."""
+    with contextlib.suppress(PermissionError):  # ``counts_files`` reports it
         _mount_scratch(path)
 
 
@@ -266,11 +266,11 @@ _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 _READ_DIRECTORY = (1 << 0) | (1 << 2) | (1 << 3)  # execute, read file, read directory
 _READ_FILE = (1 << 0) | (1 << 2)
 _READ_WRITE_FILE = (1 << 1) | (1 << 2)
-_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # how many kinds of access it handles
+_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # ABI version → number of access rights
 
 
 def restrict_files(readable: list[str], devices: list[str], scratch: str) -> bool:
-    """Restrict reading to these paths, writing to the scratch. Return False without Landlock."""
+    """Restrict file access to these paths. Return False if the kernel lacks Landlock."""
     abi = _libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     if abi < 1:
         return False

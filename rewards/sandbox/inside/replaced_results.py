@@ -1,14 +1,14 @@
-"""Helpers whose results are replaced, to see whether a program needs them.
+"""Replaces the results of helpers, to measure whether a program needs them.
 
-A program that passes all its tests is run again with each helper's result replaced: by another
-value of its type, by None, by one constant among its own answers, and by its own argument (the
-first, or all of them where its answer has as many items; then the last). It needs the helper if
-none of the runs passes. The constant is its first answer; where there is one test only, which that
-one may pass by itself, its answer to other arguments. To see whether it needs the entry point, each
-helper takes the entry point's place as it is (``HANDED_ON``).
+A program that passes all its tests is run again with each helper's results replaced: by a different
+value of the same type, by None, by a constant, and by the helper's arguments (the first, or all if
+the result has as many items; then the last). The program needs the helper if none of these runs
+passes. The constant is the helper's first result. With a single test, which that constant could
+pass, it is the helper's result for other arguments. To measure whether the program needs the entry
+point, each helper takes the entry point's place unchanged (``HANDED_ON``).
 
-Standard library only: this is loaded in the sandbox, beside the program. It measures; it does not
-guard: a program that looks at how its helper was made can tell that it is replaced.
+Standard library only, because this is loaded in the sandbox, beside the program. It is a
+measurement, not a safeguard: a program that inspects its helper can detect the replacement.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from collections.abc import Callable
 from typing import Any
 
 HANDED_ON = "handed_on"
-NAME = "__another__"  # under which a program's text finds the replacement, while it is loaded
+NAME = "__another__"  # the replacement's name in the program's source, while it is loaded
 DEPTH = 20  # of nested values
-MAX_ITEMS = 10_000  # of an iterator that is given again
+MAX_ITEMS = 10_000  # of an iterator that is replayed
 
 Helper = Callable[..., Any]
-Replacement = Callable[[Any, list[Any]], Any]  # of a helper's answer, beside its arguments
+Replacement = Callable[[Any, list[Any]], Any]  # (result, arguments) → the new result
 
 
 def another(value: Any, depth: int = DEPTH) -> Any:
-    """Return a different value of the same type, or None if there is no known one.
+    """Return a different value of the same type, or None if no such value is known.
 
-    Numbers change sign, parity and truth; what is in a container changes, its last item too, and so
-    do its length and the number of distinct items, but for a tuple, which is unpacked. It raises
-    nothing.
+    Numbers change sign, parity and truth value. Containers change their items, including the last,
+    their length and the number of distinct items; tuples keep their length, since they are often
+    unpacked. Raises no error.
     """
     if value is None or not depth:
         return None
     try:
         return _other(value, depth - 1)
-    except Exception:  # of a value's own methods
+    except Exception:  # raised by the value's methods
         return None
 
 
@@ -80,7 +80,7 @@ def _other(value: Any, depth: int) -> Any:
         return _items(value, other)
     if hasattr(value, "appendleft"):
         return type(value)([*map(other, value), 0])
-    return 1 - value  # Fraction, Decimal and their like
+    return 1 - value  # Fraction, Decimal and similar types
 
 
 def _grown(item: Any) -> Any:
@@ -134,7 +134,7 @@ def _elsewhere(helper: Helper) -> Helper:
             try:
                 others = {name: another(value) for name, value in keywords.items()}
                 return helper(*map(another, arguments), **others)
-            except Exception:  # other arguments than it is made for
+            except Exception:  # the helper does not support other arguments
                 return helper(*arguments, **keywords)
         return helper(*arguments, **keywords)
 
@@ -148,15 +148,15 @@ def _argument(answer: Any, arguments: list[Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy, so that a program's changes to a value do not affect the next one."""
+    """Return a copy, so that the program's changes to a value do not affect later ones."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # of a value's own methods
+    except Exception:  # raised by the value's methods
         return value
 
 
 def _replacing(make: Callable[[], Replacement]) -> Callable[[Helper], Helper]:
-    """Return helper → the helper with its results replaced, except those passed to itself."""
+    """Return a decorator that replaces a helper's results, except in its recursive calls."""
 
     def replace(helper: Helper) -> Helper:
         running, replaced_by = False, make()
@@ -191,6 +191,6 @@ REPLACEMENTS = {
 
 
 def replacements(tests: int) -> list[str]:
-    """Return the replacements to try on a program that passes this many tests."""
+    """Return the names of the replacements to try on a program with this many tests."""
     constant = "constant" if tests > 1 else "constant_elsewhere"
     return ["another", "none", constant, "argument", "last_argument"]

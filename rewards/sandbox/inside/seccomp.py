@@ -1,5 +1,4 @@
-"""The seccomp filters of the sandbox: which system calls are refused, and with what. Standard
-library only."""
+"""The sandbox's seccomp filters: which system calls they refuse. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ import struct
 from collections.abc import Callable
 
 _PR_SET_SECCOMP = 22
-_ARCHITECTURES = {  # machine → its audit number, and the column of the tables below
+_ARCHITECTURES = {  # machine → audit number, and column of the tables below
     "x86_64": (0xC000003E, 0),
     "aarch64": (0xC00000B7, 1),
 }
-Numbers = dict[str, tuple[int | None, int | None]]  # name → x86-64, AArch64; None: not there
-_DENIED: Numbers = {  # what neither a program nor the process that forks it needs
+Numbers = dict[str, tuple[int | None, int | None]]  # name → number on x86-64, on AArch64
+_DENIED: Numbers = {  # calls that neither programs nor the process that forks them need
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -42,7 +41,7 @@ _DENIED: Numbers = {  # what neither a program nor the process that forks it nee
     "io_uring_setup": (425, 425),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
-    # shared memory, messages and semaphores of System V: also those of others, by their numbers
+    # System V shared memory, messages and semaphores: numbers reach those of other processes
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -71,7 +70,7 @@ _DENIED: Numbers = {  # what neither a program nor the process that forks it nee
     "execveat": (322, 281),
 }
 _DENIED_TO_PROGRAMS: Numbers = {
-    # signals, and all that sends one or changes how this process ends
+    # signals, and calls that send one or change how this process ends
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),
@@ -107,36 +106,36 @@ _DENIED_TO_PROGRAMS: Numbers = {
     "truncate": (76, 45),
     "mknod": (133, None),
     "mknodat": (259, 33),
-    "openat2": (437, 437),  # whose flags cannot be read here
-    # what the whole machine waits for, or has a bounded number of
+    "openat2": (437, 437),  # its flags are in memory, which a filter cannot read
+    # calls that stall the whole machine or use up a limited resource of it
     "sync": (162, 81),
     "syncfs": (306, 267),
     "io_setup": (206, 0),
-    # sockets beyond the process's own: a path or an abstract name may be that of a service outside
+    # other processes' sockets: a path or abstract name may belong to a service outside
     "connect": (42, 203),
     "bind": (49, 200),
     "sendmsg": (46, 211),  # its address is in memory, which a filter cannot read
     "sendmmsg": (307, 269),
     "setsockopt": (54, 208),  # SO_PASSCRED adds the sender's process number to messages
-    # what differs from run to run: random bytes of the kernel, this sandbox's user
+    # results that differ from run to run: the kernel's random bytes, this sandbox's user
     "getrandom": (318, 278),
     "getresuid": (118, 148),
     "getresgid": (120, 150),
-    # locks and wake-ups that processes of other sandboxes would notice, on files that all can read
+    # locks and wake-ups on shared files, which processes of other sandboxes would notice
     "flock": (73, 32),
     "futex_waitv": (449, 449),
     "futex_wake": (454, 454),
     "futex_wait": (455, 455),
     "futex_requeue": (456, 456),
 }
-# One program, one task: what starts a second one says "try again" as at a limit of processes.
+# A program is a single task: starting another fails with EAGAIN, as at the process limit.
 _TASKS: Numbers = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "fork": (57, None),
     "vfork": (58, None),
 }
-# The same to every program, so that no score depends on them: 0.
+# These return 0 in every program, so that no score depends on them.
 _IDENTITY: Numbers = {
     "getpid": (39, 172),
     "getppid": (110, 173),
@@ -154,33 +153,33 @@ _FCNTL, _IOCTL, _FUTEX = (72, 25), (16, 29), (202, 98)
 _FUTEX_PRIVATE = 128
 _SOCKETPAIR, _SENDTO, _GETSOCKOPT = (53, 199), (44, 206), (55, 209)
 _AF_UNIX = _SOL_SOCKET = 1
-# Of pairs of sockets: connected streams, which asyncio uses; with SOCK_NONBLOCK, SOCK_CLOEXEC.
-# Datagrams could be sent to an address.
+# Types of socket pairs: connected streams, which asyncio uses, with or without SOCK_NONBLOCK and
+# SOCK_CLOEXEC. Datagrams could be sent to an address.
 _PAIRS_ALLOWED = (1, 0x801, 0x80001, 0x80801)
-# Of a socket's options: type, error, sizes of buffers, whether it listens, protocol, domain. Not:
-# whose the other end is (SO_PEERCRED and its like).
+# Readable socket options: type, error, buffer sizes, whether it listens, protocol and domain, but
+# not the owner of the other end (SO_PEERCRED and similar ones).
 _OPTIONS_ALLOWED = (3, 4, 7, 8, 30, 38, 39)
 _OPEN, _OPENAT, _O_WRITES, _O_TRUNC = (2, None), (257, 56), 3, 0x200
 _NEW_ANY = 0x7E020080  # clone flags that make a namespace
 _SET_FLAGS, _O_ASYNC = 4, 0x2000
-# Of fcntl: duplicate and flags. Not: locks, which a program of another sandbox would notice, nor
-# signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
+# fcntl commands: duplicate and flags, but neither locks, which programs in other sandboxes would
+# notice, nor signals (SETSIG, SETOWN, SETOWN_EX, NOTIFY, SETLEASE).
 _FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030)
-# Of ioctl: whether it is a terminal, its size, bytes to read, whether to wait, what exec closes.
+# ioctl requests: is it a terminal, its size, bytes to read, blocking mode, close on exec.
 _IOCTL_ALLOWED = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_FIRST, _SECOND, _THIRD = 16, 24, 32  # where a call's arguments stand
+_FIRST, _SECOND, _THIRD = 16, 24, 32  # offsets of a call's arguments
 _EPERM, _EAGAIN, _ENOSYS = 1, 11, 38
 
 
 def filter_calls() -> bool:
-    """Deny calls to this process and its children. Return False on an unknown machine."""
+    """Deny calls to this process and its children; return False if no filter could be installed."""
     return install_filter(_filter(_first_rules))
 
 
 def program_filter() -> bytes | None:
-    """Return the filter of further calls denied to a program, ready to install in its process."""
+    """Return the filter that denies programs further calls, or None on an unknown machine."""
     return _filter(_program_rules)
 
 
@@ -200,7 +199,7 @@ def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes
 
 
 def _filter(rules: Callable[[int], list[bytes]]) -> bytes | None:
-    """Return a filter's instructions: eight bytes each, jumps relative to the next one."""
+    """Return a filter's instructions: eight bytes each, with jumps relative to the next one."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         return None
@@ -234,7 +233,7 @@ def _first_rules(column: int) -> list[bytes]:
         _step(_ANY_BIT, _NEW_ANY, 0, 1),
         _step(_RETURN, _ERRNO | _EPERM),
         _step(_RETURN, _ALLOW),
-        # prlimit64: of the caller only
+        # prlimit64: only for the calling process
         _step(_EQUAL, _PRLIMIT64[column], 0, 3),
         _step(_LOAD, 16),
         _step(_EQUAL, 0, 1, 0),
@@ -252,7 +251,7 @@ def _program_rules(column: int) -> list[bytes]:
         *_only(_SOCKETPAIR[column], _PAIRS_ALLOWED),
         *_only(_GETSOCKOPT[column], (_SOL_SOCKET,)),
         *_only(_GETSOCKOPT[column], _OPTIONS_ALLOWED, _THIRD),
-        # sendto: to the other end alone; an address is a pointer, read in two halves
+        # sendto: only without an address, which is a pointer, read in two halves
         _step(_EQUAL, _SENDTO[column], 0, 6),
         _step(_LOAD, 48),
         _step(_EQUAL, 0, 0, 2),
@@ -260,7 +259,7 @@ def _program_rules(column: int) -> list[bytes]:
         _step(_EQUAL, 0, 1, 0),
         _step(_RETURN, _ERRNO | _EPERM),
         _step(_LOAD, 0),
-        # futex: private ones; one in a file's page would wake a process of another sandbox
+        # futex: only private ones; one in a file's page could wake a process of another sandbox
         _step(_EQUAL, _FUTEX[column], 0, 4),
         _step(_LOAD, 24),
         _step(_ANY_BIT, _FUTEX_PRIVATE, 1, 0),
@@ -281,7 +280,7 @@ def _program_rules(column: int) -> list[bytes]:
 
 
 def _refuse_to_empty(call: int | None, flags: int) -> list[bytes]:
-    """Refuse to open for reading with O_TRUNC, which Landlock handles from Linux 6.2 on.
+    """Refuse to open for reading with O_TRUNC, which Landlock only handles since Linux 6.2.
 
     ``flags``: the position of the flags. The call number stays loaded.
     """

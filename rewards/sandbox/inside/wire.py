@@ -1,7 +1,7 @@
-"""Plain values as bytes, and frames on a socket, between the tests and the code under test.
+"""Serialization of plain values and framing, between the tests and the code under test.
 
-The bytes are JSON: reading them builds nothing but None, bool, int, float, str, list and the
-types tagged below, whatever the other side sends. Standard library only; both sides load it.
+The bytes are JSON. Whatever the other side sends, reading them only creates None, bool, int, float,
+str, list and the types tagged below. Standard library only, because both sides load this file.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 HEADER = struct.Struct("<II")  # payload's length in bytes, sequence number
-LOAD = 0  # sequence number of a program; calls have others
+LOAD = 0  # sequence number of a program; calls use other numbers
 MAX_BYTES = 4 << 20  # of a frame
-READ_BYTES = 1 << 14  # at a time: a larger buffer costs more than the call it reads
-MAX_ITEMS = 10_000  # taken from an iterator
+READ_BYTES = 1 << 14  # per read; allocating a larger buffer costs more than a typical call
+MAX_ITEMS = 10_000  # read from an iterator
 
 _ATOMS = frozenset({type(None), bool, float, str})
-_SMALL = 1 << 63  # larger integers travel as hexadecimal: decimal is quadratic, and limited
+_SMALL = 1 << 63  # larger integers are sent as hexadecimal: decimal is quadratic, and limited
 _END, _MORE = "end", "more"
 
 
 class Unsupported(BaseException):
-    """A value that does not travel. No ``Exception``: a test cannot take it for the program's."""
+    """A value cannot be sent. Not an ``Exception``, lest a test take it for the program's error."""
 
 
 class PlainIterator:
-    """An iterator that came back: its items, then its end, its error, or the bound."""
+    """A received iterator: yields its items, then ends, raises its error or reports the limit."""
 
     def __init__(self, items: list[Any], ending: Any) -> None:
         self._count = len(items)
@@ -49,8 +49,8 @@ class PlainIterator:
         raise RuntimeError(f"the iterator raised {self._ending}")
 
 
-# The C halves of json's encoder and decoder, made once: in a freshly forked process every further
-# function costs the copying of pages.
+# The C implementations of json's encoder and decoder, created once: in a newly forked process,
+# every further function call costs copied pages.
 _encode = json.encoder.c_make_encoder(  # type: ignore[attr-defined,misc]
     None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
 )
@@ -62,7 +62,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(payload: bytes | bytearray) -> Any:
-    """Deserialize a payload. Raises ValueError for anything that ``dumps`` does not write."""
+    """Deserialize a payload. Raises ValueError for anything that ``dumps`` cannot produce."""
     try:
         text = payload.decode("ascii")
         value, end = _decode(text, 0)
@@ -81,7 +81,7 @@ def call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bytes:
 
 
 def read(connection: Any, size: int, flags: int = 0) -> bytearray:
-    """Read the given number of bytes from a socket; return nothing if it closes before."""
+    """Read ``size`` bytes from a socket; return no bytes if it closes before."""
     data = bytearray(size)
     missing = memoryview(data)
     while missing:
@@ -97,7 +97,7 @@ def frame(sequence: int, payload: bytes) -> bytes:
 
 
 def pack(value: Any) -> Any:
-    """Convert a value to JSON's types. Instances of subclasses become their plain base."""
+    """Convert a value to JSON's types. Instances of subclasses become plain base instances."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -125,7 +125,7 @@ def _slice(base: Any) -> Callable[[Any], Any]:
 
 
 _COPY: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    # plain base → a plain copy made by the base's own methods, whatever a subclass says
+    # plain base → a plain copy, made by the base's methods even if a subclass overrides them
     (int, int.__pos__),
     (float, float.__pos__),
     (complex, complex.__pos__),
@@ -151,7 +151,7 @@ def _pack_other(value: Any) -> Any:
 
 
 def _take(iterator: Any) -> list[Any]:
-    """Take the first items of an iterator, and record how it ends."""
+    """Return an iterator's first items and how it ends."""
     items: list[Any] = []
     try:
         for item in iterator:
