@@ -1,13 +1,13 @@
 """Multi-agent reinforcement learning for teams of language models.
 
-``comlrl`` itself is the core, from a configuration to a gradient. Its packages are in the order of
-the pipeline, and each imports those before it: types, keyed, files, config, builtin, tasks,
-processes, models, credit, rollout, update, preferences, evaluation, loop.
+``comlrl`` itself is the core, from a configuration to a gradient. Its packages form a pipeline, and
+each imports only earlier ones: types, keyed, files, config, builtin, tasks, processes, models,
+credit, rollout, update, preferences, evaluation, loop.
 
-In a checkout ``rewards``, ``external``, ``loggers`` and ``trainers`` are folders at the top level,
-and links in this folder make them packages of ``comlrl``, as which they are imported everywhere.
+In a checkout, ``rewards``, ``external``, ``loggers`` and ``trainers`` are folders at the top level.
+Links in this folder make them packages of ``comlrl``; all code imports them as such.
 
-The public names (docs/api.md) are loaded at their first use.
+The public names (docs/api.md) are loaded on first use.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ DISK_ERRORS = (
 
 
 class UserError(Exception):
-    """A mistake that the user can fix; one line that names the key, the value and what to do.
+    """A mistake that the user can fix; the message names key, value and fix in one line.
 
     A command prints it as ``error: …`` and ends with ``exit_code``.
     """
@@ -26,16 +26,16 @@ class UserError(Exception):
 
 
 class ServerError(UserError):
-    """A server that samples is of no more use: it has not answered for too long, or not as it
-    should. The run ends with a checkpoint."""
+    """A sampling server that no longer answers, or answers incorrectly. The run saves a checkpoint
+    and ends."""
 
     exit_code = 1
-    may_pass = False  # whether the same request may succeed later, or elsewhere
+    may_pass = False  # whether the same request may succeed later or on another server
 
 
 class NonFiniteError(RuntimeError):
-    """A logit, loss or gradient that is NaN or infinite; ``batch`` is the ``TokenBatch`` that gave
-    it, where one is kept."""
+    """A logit, loss or gradient that is NaN or infinite. ``batch`` is the ``TokenBatch`` that
+    caused it, if available."""
 
     def __init__(self, text: str, batch: Any = None, agent: int | None = None) -> None:
         super().__init__(text)
@@ -43,9 +43,9 @@ class NonFiniteError(RuntimeError):
 
 
 class PeerFailed(RuntimeError):
-    """Another process has given up; it says why.
+    """Another process failed, and reports the reason itself.
 
-    ``code`` is the exit code. ``saves``: the finished steps are saved before all processes leave.
+    ``code`` is the exit code. ``saves``: finished steps are saved before all processes exit.
     """
 
     def __init__(self, code: int, saves: bool = False) -> None:
@@ -54,14 +54,14 @@ class PeerFailed(RuntimeError):
 
 
 def near(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return a hint for a name that is unknown: the nearest, or all of them in ``otherwise``."""
+    """Return a hint for an unknown name: the closest of ``names``, or ``otherwise`` listing all."""
     names = list(names)
     close = difflib.get_close_matches(name, names, 1, 0.5)
     return f"did you mean `{close[0]}`?" if close else otherwise.format(", ".join(names) or "none")
 
 
 def in_one_line(error: Exception) -> tuple[str, int] | None:
-    """Return message and exit code of a user's or disk error; None for others."""
+    """Return the message and exit code of a user or disk error; None for other errors."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -70,7 +70,7 @@ def in_one_line(error: Exception) -> tuple[str, int] | None:
 
 
 def report(error: Exception) -> int:
-    """Print an error of the user's or the disk's; returns the exit code. Raises others again."""
+    """Print a user or disk error and return its exit code. Re-raises other errors."""
     printable = in_one_line(error)
     if printable is None:
         raise error
@@ -79,17 +79,17 @@ def report(error: Exception) -> int:
 
 
 def print_error(text: str) -> None:
-    """Print the line that a command ends with, from whichever process met the error."""
+    """Print the error line that a command ends with, on any process."""
     print(f"error: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def notice(text: str) -> None:
-    """Print a line on stderr, from the first process only; results go to stdout."""
+    """Print a line to stderr, on the first process only. Results are printed to stdout instead."""
     _write("notice", text)
 
 
 def warning(text: str) -> None:
-    """Print a warning, as ``notice``, for what may spoil a run."""
+    """Print a warning about something that may spoil a run; like ``notice`` otherwise."""
     _write("warning", text)
 
 

@@ -1,5 +1,5 @@
-"""Files that a kill or a full disk leaves whole: atomic writes, JSON lines; the terminal, and how
-many files may be open."""
+"""File utilities: atomic writes that survive a kill or a full disk, JSON lines, terminal output
+and the limit on open files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_OPEN = 16_384  # files and sockets, where the system's hard limit allows it
 
 
 def raise_open_limit() -> None:
-    """Allow this process more open files and sockets than the usual 1,024, which hundreds of
-    episodes and requests need at once."""
+    """Raise this process's limit on open files and sockets above the usual 1,024, because hundreds
+    of concurrent episodes and requests need more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     wanted = MAX_OPEN if hard == unlimited else min(MAX_OPEN, hard)
@@ -31,9 +31,9 @@ def raise_open_limit() -> None:
 
 
 def replace(path: str | Path, content: str | bytes) -> None:
-    """Write a file so that a reader, a kill or a full disk leaves the old one or the new one."""
+    """Write a file atomically: readers see the old or the new content, even after a kill."""
     partial = Path(path).with_name(f".{Path(path).name}.partial")
-    partial.unlink(missing_ok=True)  # a link would be written through
+    partial.unlink(missing_ok=True)  # if it is a link, do not write to its target
     try:
         with partial.open("xb") as file:
             file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -44,7 +44,7 @@ def replace(path: str | Path, content: str | bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; of a link, the link alone."""
+    """Remove a file or a folder with its content. Of a symbolic link, remove only the link."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
@@ -52,7 +52,7 @@ def remove(path: Path) -> None:
 
 
 def put_in_place(new: Path, path: Path, old: Path) -> None:
-    """Rename the folder ``new`` to ``path``; what is there is removed, by way of ``old``."""
+    """Rename the folder ``new`` to ``path``; move an existing ``path`` to ``old`` and remove it."""
     remove(old)
     if path.exists() or path.is_symlink():
         path.rename(old)
@@ -61,9 +61,9 @@ def put_in_place(new: Path, path: Path, old: Path) -> None:
 
 
 def tolerant_terminal() -> None:
-    """Let stdout write what its encoding does not have as escapes: a locale that is not UTF-8, or
-    a file's name that is not, ends no run. Raises SystemExit where the working directory is gone:
-    every path of a command needs one."""
+    """Let stdout escape characters that its encoding lacks, so that no run fails in a locale or at
+    a file name that is not UTF-8. Raises SystemExit if the working directory was deleted, as
+    relative paths would be invalid."""
     try:
         os.getcwd()
     except OSError:
@@ -74,7 +74,7 @@ def tolerant_terminal() -> None:
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a JSONL file in order; a torn last line is left out.
+    """Yield the objects in a JSONL file in order, without an incomplete last line.
 
     Raises ValueError, naming file and line, if another line is not JSON.
     """
@@ -90,7 +90,8 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
 def keep(path: str | Path, wanted: Callable[[int, dict[str, Any]], bool]) -> None:
     """Rewrite a JSONL file with the lines that ``wanted(index, line)`` accepts, atomically.
 
-    A torn last line is removed, and a file without lines. A missing file is ignored.
+    An incomplete last line is removed, and so is a file that becomes empty. A missing file is
+    ignored.
     """
     if Path(path).exists():
         lines = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]

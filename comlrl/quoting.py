@@ -1,4 +1,4 @@
-"""Text of agents and experts, made fit to be read by another model."""
+"""Sanitizes texts of agents and experts before another model or a terminal sees them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def clean(text: str) -> str:
-    """Remove from untrusted text what could break a tokenizer or pose as a special token.
+    """Remove characters from untrusted text that could break a tokenizer or form a special token.
 
-    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are left out.
+    Lone surrogates become "?"; control characters and ``<|…|>``, ``<s>``, ``</s>`` are removed.
     """
-    left: list[str] = []  # no token is in it, nor comes to be in it where one is taken away
+    left: list[str] = []  # free of special tokens, including any that a removal would form
     for character in printable(text):
         left.append(character)
         if character == ">" and (start := _token_start(left)) is not None:
@@ -20,7 +20,7 @@ def clean(text: str) -> str:
 
 
 def _token_start(text: list[str]) -> int | None:
-    """Return the start of the special token at a text's end."""
+    """Return the index of the special token that ends the text; None if there is none."""
     if text[-3:] == ["<", "s", ">"]:
         return len(text) - 3
     if text[-4:] == ["<", "/", "s", ">"]:
@@ -34,9 +34,9 @@ def _token_start(text: list[str]) -> int | None:
 
 
 def printable(text: str) -> str:
-    """Return external text that is safe on a terminal: without control characters.
+    """Return external text made safe for a terminal, without control characters.
 
-    Escape sequences begin with them.
+    Escape sequences begin with such characters.
     """
     text = without_surrogates(text).replace("\r\n", "\n")
     return "".join(
@@ -50,7 +50,7 @@ def without_surrogates(text: str) -> str:
 
 
 def clean_json(value: Any) -> Any:
-    """Return a value read from JSON, its texts and keys ``without_surrogates``."""
+    """Apply ``without_surrogates`` to all strings and keys of a value read from JSON."""
     if isinstance(value, str):
         return value if value.isascii() else without_surrogates(value)
     if isinstance(value, list):
@@ -61,17 +61,17 @@ def clean_json(value: Any) -> Any:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut to ``limit`` characters, the last three dots if some are left out."""
+    """Cut a text to ``limit`` characters, the last three of them dots if it was longer."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Return external text as a part of one line on a terminal."""
+    """Return external text made safe for one line of a terminal."""
     return cut(" ".join(printable(text[: 10 * limit]).split()), limit)
 
 
 def fenced(text: str) -> str:
-    """Return a block that the text cannot end: its fence exceeds any run of backticks in it."""
+    """Return a Markdown code block whose fence is longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

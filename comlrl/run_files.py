@@ -15,17 +15,17 @@ PREFERENCES_SUMMARY = "preferences_summary.json"
 ENVIRONMENT = "environment.json"
 DOMAIN = "domain.json"
 REPORT = "report.html"
-API = "api"  # answers of services that play agents
+API = "api"  # responses of API services that act as agents
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"  # of a checkpoint
 FINAL_MODEL = "final_model"
 BEST_MODEL = "best_model"
-ADAPTER = "adapter_config.json"  # PEFT's, of a model
-# SHPPO's networks, by which one policy acts for all agents: a folder of a model, and a part of a
+ADAPTER = "adapter_config.json"  # PEFT's, in a model's folder
+# SHPPO's networks, which let one policy act for all agents: a folder of a model, and a part of a
 # checkpoint.
 HETEROGENEOUS = "heterogeneous"
 
 
 def agent_folders(model: Path) -> list[Path]:
-    """Return the folders agent_0/, agent_1/, … of a team's model, by number."""
+    """Return the folders agent_0/, agent_1/, … of a team's model, in numerical order."""
     return sorted(model.glob("agent_*"), key=lambda folder: (len(folder.name), folder.name))

@@ -1,1 +1,1 @@
-"""Scored trees go in; returns, advantages and numbered chains come out. Numbers alone, no model."""
+"""Computes returns, advantages and chains of decisions from scored rollouts, without a model."""

@@ -1,4 +1,4 @@
-"""Returns of siblings → advantages; and generalized advantage estimation."""
+"""Advantages from siblings' returns, and generalized advantage estimation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ def sibling_advantages(
 
     ``mean``: A_g = R_g − mean(R). ``rloo``: R_g − mean of the others. ``max``: R_g − max(R).
     ``greedy``: R_g − the return of a greedy rollout (ReMax). ``raw``: R_g (REINFORCE).
-    ``normalize`` divides by the siblings' standard deviation; where that is 0 they are all alike
-    and the advantages stay as they are.
+    ``normalize`` divides by the standard deviation of the siblings' returns, unless it is 0.
     """
     returns = list(returns_G)
     count = len(returns)
@@ -42,7 +41,7 @@ def sibling_advantages(
         deviation = math.sqrt(mean([(r - mean(returns)) ** 2 for r in returns]))
         if deviation > 1e-8:
             advantages = [a / deviation for a in advantages]
-    # Differences of equal returns are zero, not rounding: such completions are then skipped.
+    # Remove rounding errors, so that completions with equal returns are skipped in the update.
     return [0.0 if abs(a) < 1e-9 else a for a in advantages]
 
 
@@ -53,10 +52,10 @@ def gae(
 
         δ_l = r_l + γ_l · V_{l+1} − V_l,   A_l = δ_l + γ_l λ A_{l+1}
 
-    ``discounts_L[l]`` is γ between l and l + 1; V and A after the last entry are 0, so a chain
-    ends with its task and never runs into another. All of shape (L,); no gradient flows through.
+    ``discounts_L[l]`` is γ between l and l + 1; V and A after the last entry are 0, as a chain ends
+    with its task. All tensors are of shape (L,); the result carries no gradient.
     """
-    rewards, values = rewards_L.tolist(), values_L.tolist()  # a scalar recursion: no tensors in it
+    rewards, values = rewards_L.tolist(), values_L.tolist()  # floats are faster in a scalar loop
     advantages, discounts = [0.0] * len(values), discounts_L.tolist()
     following = following_value = 0.0
     for index in range(len(values) - 1, -1, -1):

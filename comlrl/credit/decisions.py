@@ -1,13 +1,13 @@
-"""Rollouts → the decisions that agents took in them, numbered: what every algorithm credits.
+"""Rollouts → the numbered decisions of agents, to which every algorithm assigns credit.
 
-A decision is one completion that one agent chose. Trees give one for each completion of each node,
-programs one for each call. Decision d is the d-th of the step, in this process. Where rollouts are
-chains (G joint actions at turn 1, one after each), joint action c of N agents has the decisions
-c · N … c · N + N − 1.
+A decision is one completion that one agent chose: a tree has one for each completion of each node,
+a program one for each call. Decision d is the d-th of the step, in this process. If rollouts are
+chains (G joint actions at turn 1, each followed by one), joint action c of N agents consists of the
+decisions c · N … c · N + N − 1.
 
-A state is what a critic values and minibatches never divide: the point at which a joint action is
-scored, or a task with all of its episodes. A unit is what an update on whole trees never divides: a
-turn from one point on, or a task with its episodes. Nodes are what such an update averages over.
+A state is what a critic values and minibatches never split: the point at which a joint action is
+scored, or a task with all of its episodes. A unit is what an update on whole trees never splits: a
+turn from one point on, or a task with its episodes. Such an update averages over nodes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from comlrl.types.token_rows import importances_of
 
 
 class View(NamedTuple):
-    """The prompts that a critic of whole turns reads for one value of each of some decisions."""
+    """Prompts from which a critic of whole turns computes the value of some decisions."""
 
-    numbers: tuple[int, ...]
-    read: tuple[int, ...]  # decisions, whose prompts these are
+    numbers: tuple[int, ...]  # of the decisions to value
+    read: tuple[int, ...]  # of the decisions whose prompts the critic sees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Decisions:
     """All decisions of a training step's rollouts, in this process."""
 
     numbered: tuple[Decision, ...]
-    states_B: tuple[int, ...]  # states of each task
-    units_B: tuple[int, ...]  # units of each task
-    nodes_U: tuple[Counter[int], ...]  # of each unit, the nodes of each agent
+    states_B: tuple[int, ...]  # number of states of each task
+    units_B: tuple[int, ...]  # number of units of each task
+    nodes_U: tuple[Counter[int], ...]  # for each unit, the number of nodes of each agent
 
     def __getitem__(self, number: int) -> Decision:
         return self.numbered[number]
 
     def of_unit(self) -> list[dict[tuple[int, int], list[int]]]:
-        """Return for each unit the numbers of each (agent, node)."""
+        """Return, for each unit, the numbers of the decisions of each (agent, node)."""
         grouped: list[dict[tuple[int, int], list[int]]] = [{} for _ in self.nodes_U]
         for number, decision in enumerate(self.numbered):
             key = decision.agent, decision.node
@@ -52,7 +52,7 @@ class Decisions:
         return grouped
 
     def rows(self, agents: Sequence[int], weight_T: Sequence[float]) -> list[list[Row]]:
-        """Return for each state the rows of these agents' decisions, weighted by their turns."""
+        """Return, for each state, the rows of these agents' decisions with their turns' weights."""
         states, place = sum(self.states_B), {agent: at for at, agent in enumerate(agents)}
         numbers_SN: list[list[list[int]]] = [[[] for _ in agents] for _ in range(states)]
         for number, decision in enumerate(self.numbered):
@@ -64,11 +64,10 @@ class Decisions:
         ]
 
     def packed(self, numbers: Iterable[int], weight_T: Sequence[float]) -> list[Row]:
-        """Return rows of decisions of one agent that may share their prompts, with their turns'
-        weights.
+        """Pack decisions of one agent into rows that share prompts, with their turns' weights.
 
-        A prompt that continues another's is that prompt and a context, which is computed once
-        where decisions have it in common.
+        A prompt that extends another is stored as that prompt and a context (``Row.contexts``),
+        which is computed once if several decisions share it.
         """
         shared: dict[tuple[int, ...], list[int]] = {}
         for number in numbers:
@@ -95,9 +94,9 @@ class Decisions:
         )
 
     def chains(self, agents: Iterable[int]) -> list[list[int]]:
-        """Return each agent's decisions, one after the other, from a task's first to its last."""
+        """Return chains of an agent's consecutive decisions, from a task's first to its last."""
         wanted = set(agents)
-        chain_of: dict[int, list[int]] = {}  # by the number of its latest decision
+        chain_of: dict[int, list[int]] = {}  # by the number of the chain's latest decision
         chains = []
         for number, decision in enumerate(self.numbered):
             if decision.agent not in wanted:
@@ -112,12 +111,11 @@ class Decisions:
         return chains
 
     def views(self, agents: Iterable[int], centralized: bool) -> list[list[View]]:
-        """Return for each state what a critic of these agents reads for their values: the latest
-        prompts of all agents that were asked by then (``centralized``), or those of the agent
-        itself.
+        """Return, for each state, the views of a critic of these agents: the latest prompts of all
+        agents at the time of the decision (``centralized``), or only those of the deciding agent.
 
-        No prompt that was asked later is read: it may hold what the decision is about to write,
-        and the advantage would no longer tell what that is worth.
+        Later prompts are excluded: they may contain the decision's completion, and the advantage
+        would then no longer measure its effect.
         """
         wanted, numbers_of = set(agents), defaultdict[tuple[int, tuple[int, ...]], list[int]](list)
         for number, decision in enumerate(self.numbered):
@@ -133,20 +131,20 @@ class Decisions:
 
     @property
     def prompts(self) -> list[int]:
-        """Return the decisions whose prompts any critic reads; others have the prompt of one of
-        them."""
+        """Return the decisions whose prompts a critic may see; every other decision has the same
+        prompt as one of them."""
         return sorted({number for decision in self.numbered for number in decision.read})
 
     def reward(self, number: int) -> float:
-        """Return the processed reward of a decision's agent between it and its next one."""
+        """Return the processed reward of a decision's agent until its next decision."""
         return self[number].reward
 
 
 def decisions_of(
     rolled: Sequence[RolloutResult], discount: float = 1.0, leniency: float = 0.0
 ) -> Decisions:
-    """Collect the decisions of a step's rollouts. ``discount``, ``leniency``: of the returns
-    that siblings are compared by."""
+    """Collect the decisions of a step's rollouts. ``discount`` and ``leniency`` define the returns
+    by which siblings are compared."""
     numbered: list[Decision] = []
     states_B, units_B, nodes_U = list[int](), list[int](), list[Counter[int]]()
     for result in rolled:
@@ -179,7 +177,7 @@ def _moved(decision: Decision, offset: int, states: int, units: int) -> Decision
 def _decisions(
     result: RolloutResult, discount: float, leniency: float
 ) -> tuple[list[Decision], list[Counter[int]]]:
-    """Return a task's decisions, and of each of its units the nodes of each agent."""
+    """Return a task's decisions, and for each of its units the number of nodes of each agent."""
     raise TypeError(f"no rollout: {result!r}")
 
 
@@ -194,7 +192,7 @@ def _of_tree(
         nodes_U[unit_of[start]].update(node.acting)
     returns_N = joint_returns_of_agents(tree, discount)
     decisions: list[Decision] = []
-    number_of: dict[tuple[int, int, int], int] = {}  # of a node's, an agent's, a generation
+    number_of: dict[tuple[int, int, int], int] = {}  # by (node, agent, generation)
     siblings: dict[tuple[int, int], tuple[float, ...]] = {}
     for state, index in enumerate(i for i, node in enumerate(tree.nodes) if node.scores_K):
         scored, first = tree.nodes[index], tree.nodes[starts[index]]
@@ -240,11 +238,11 @@ def _of_episodes(
     group: EpisodeGroup, discount: float, _: bool
 ) -> tuple[list[Decision], list[Counter[int]]]:
     decisions: list[Decision] = []
-    siblings: dict[tuple[int, int], tuple[float, ...]] = {}  # of an agent's j-th calls
+    siblings: dict[tuple[int, int], tuple[float, ...]] = {}  # returns by (agent, j), of j-th calls
     for place, episode in enumerate(group.episodes_G):
-        latest: dict[int, int] = {}  # each agent's decision, by the agent
+        latest: dict[int, int] = {}  # agent → its latest decision
         made = Counter[int]()
-        paid = defaultdict[tuple[int, int], float](float)  # of an agent, with its j-th call
+        paid = defaultdict[tuple[int, int], float](float)  # reward by (agent, j), after j calls
         for agent, rewards in enumerate(episode.paid_N):
             for calls, value in rewards:
                 paid[agent, calls] += value

@@ -1,2 +1,2 @@
-"""Trees go in; metrics, pass@k and intervals come out. Beside them what grows trees to compare
-with: baselines without training, teams that are crossed, and teams with some agents replaced."""
+"""Metrics, pass@k and intervals of rollouts; and comparisons: baselines without training,
+cross-play between runs, and teams with some agents replaced."""

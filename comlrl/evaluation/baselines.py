@@ -1,13 +1,13 @@
-"""Teams without training, as the MAGRPO paper compares with (arXiv 2508.04652, section 5).
+"""Baselines without training, from the MAGRPO paper (arXiv 2508.04652, section 5).
 
-``single``        one agent does all the work alone
-``naive_concat``  every agent answers its own prompt, nobody sees another's text: turn 1 of the
-                  untrained team
-``sequential``    each agent sees what those before it wrote; the last sees everything
-``discussion``    all draft, then each reads the others' drafts once and revises its own
+``single``        one agent does all the work
+``naive_concat``  every agent answers its own prompt without seeing the others' texts: turn 1 of
+                  the untrained team
+``sequential``    each agent sees the texts of earlier agents
+``discussion``    all agents draft, then each sees the others' drafts once and revises its own
 
-Every one is a function (tasks, keys) → trees, so that it is sampled, scored and counted like a
-trained team. Departure: roles are those of the domain, also without coordination.
+Each is a function (tasks, keys) → trees, so that baselines are sampled, scored and counted like
+trained teams. Departure: agents have the domain's roles even without coordination.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ All of this must fit together.
 
 
 def team_size(name: str, num_agents: int) -> int:
-    """Count the agents that a baseline needs: ``single`` one, the others what the configuration
-    says."""
+    """Return the number of agents of a baseline: 1 for ``single``, otherwise ``num_agents``."""
     return 1 if name == "single" else num_agents
 
 
 def completions(name: str, num_agents: int) -> int:
-    """Count the completions that all agents of a baseline write for an answer."""
+    """Return how many completions the agents of a baseline write in total for one answer."""
     return team_size(name, num_agents) * (2 if name == "discussion" else 1)
 
 
@@ -46,7 +45,7 @@ def order(name: str) -> Literal["simultaneous", "sequential"]:
 
 
 def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> Grow:
-    """Build the baseline on the rollout's sampler and reward."""
+    """Build a baseline with the rollout's sampler and reward."""
     shape = Shape(team_size(name, num_agents), 1, 1, turn_order=order(name)).chain
     if name == "discussion":
         shape = Shape(num_agents, 2, 1)
@@ -58,7 +57,8 @@ def build(name: str, rollout: Rollout, num_agents: int, sampling: Sampling) -> G
 
 
 def discuss(prompts: Prompts, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-    """Show each agent the others' drafts after it has written. A transition."""
+    """Return feedback that shows each agent the others' drafts; the ``Transition`` of
+    ``discussion``."""
     return [
         tuple(
             DRAFTS.format(

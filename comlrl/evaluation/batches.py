@@ -1,8 +1,8 @@
-"""The batch size of evaluations. Imports no torch, because ``--dry-run`` needs it."""
+"""The batch size of evaluations, in a module without torch, as ``--dry-run`` imports it."""
 
-AT_ONCE = 256  # trees; with more the memory grows and the speed hardly does
+AT_ONCE = 256  # trees; more need more memory and are hardly faster
 
 
 def at_once(tasks: int) -> int:
-    """Return the number of samples of so many tasks that are grown together."""
+    """Return how many samples of each of ``tasks`` tasks are grown together."""
     return max(1, AT_ONCE // max(1, tasks))

@@ -1,8 +1,8 @@
 """Agents' contributions: a team's value with each subset of its agents, the others replaced.
 
-Agents that are absent from a coalition are replaced: by the first policy, by silence, by another
-agent. Values are arrays over tasks, of shape (B,); so are the contributions, which are sums of
-them: a mean over tasks and its interval then compare each task with itself.
+Agents outside a coalition are replaced by their initial policy, by silence or by another agent.
+Values and contributions are arrays over tasks, of shape (B,), so that means over tasks and their
+intervals compare each task with itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
 
 Coalition = frozenset[int]  # the agents that are not replaced
-COMPARED = re.compile(r"(agent_\d+/)?reward_mean$|pass@")  # of a task's row
+COMPARED = re.compile(r"(agent_\d+/)?reward_mean$|pass@")  # keys of a task's row
 
 
 def coalitions(agents: Collection[int]) -> list[Coalition]:
@@ -41,8 +41,8 @@ def play(
     absent: Mapping[int, dict[str, torch.Tensor] | None],
     grow: Callable[[], list[RolloutResult]],
 ) -> dict[Coalition, list[RolloutResult]]:
-    """Grow trees of every coalition of the agents in ``absent``, which has what acts in the
-    place of each: weights, or None for silence. The team is left changed."""
+    """Grow trees with every coalition of the agents in ``absent``, which maps each to its
+    replacement: weights, or None for silence. Changes the team's weights."""
     trees = {}
     for present in coalitions(absent):
         gone = {i: other for i, other in absent.items() if i not in present}
@@ -57,7 +57,7 @@ def play(
 
 
 def difference_rewards(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
-    """Compute D_i = v(P) − v(P∖i), P all agents (Wolpert & Tumer 2001, with i replaced)."""
+    """Compute D_i = v(P) − v(P∖i), P being all agents (Wolpert & Tumer 2001, with i replaced)."""
     all_agents = max(value, key=len)
     return {i: value[all_agents] - value[all_agents - {i}] for i in sorted(all_agents)}
 
@@ -65,7 +65,7 @@ def difference_rewards(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.nd
 def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarray]:
     """Compute φ_i = Σ_{S ⊆ P∖i} |S|! (|P| − |S| − 1)! / |P|! · (v(S ∪ i) − v(S)) (Shapley 1953).
 
-    They sum to v(P) − v(∅). ``value``: of every subset of P.
+    They sum to v(P) − v(∅). ``value``: the value of every subset of P, the set of all agents.
     """
     all_agents = max(value, key=len)
     count = len(all_agents)
@@ -84,9 +84,9 @@ def shapley_values(value: Mapping[Coalition, np.ndarray]) -> dict[int, np.ndarra
 
 
 def summary(rows: Mapping[Coalition, Sequence[Mapping[str, Any]]], seed: int) -> dict[str, Any]:
-    """Summarize the mean reward (the team's and each agent's) and each pass@k, with 95%
-    intervals over tasks: each agent's difference reward and Shapley value, and what all of them
-    add. ``rows``: of ``estimates.task_rows``."""
+    """Return difference rewards and Shapley values of each agent, and the joint gain v(P) − v(∅),
+    with 95% intervals over tasks. ``rows``: from ``estimates.task_rows``. Values are the mean
+    reward (the team's and each agent's) and each pass@k."""
     first = next(iter(rows.values()))
     common = set.intersection(*(set(row) for task_rows in rows.values() for row in task_rows))
     metrics = {}

@@ -1,4 +1,4 @@
-"""The cost of answers, so that quality is compared at equal cost."""
+"""The cost of answers, to compare quality at equal cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from comlrl.types import RolloutResult
 
 
 def weights_of(team: Team, agent: int) -> int:
-    """Count the weights that each token of an agent is multiplied with: those of its model and
-    its adapter; an embedding's only where they are the head's too."""
+    """Count the weights that each token of an agent is multiplied with: those of the model and its
+    adapter, without embeddings unless they are tied to the head."""
     member = team.actor(agent)
     model: Any = member.model
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -27,9 +27,9 @@ def weights_of(team: Team, agent: int) -> int:
 
 
 def cost(trees: Sequence[RolloutResult], weights_N: Sequence[int]) -> dict[str, float]:
-    """Count calls of a model (a prompt, completed), tokens read and written, and floating-point
-    operations: 2 for each weight and token (Kaplan et al. 2020, without attention over the
-    context). A silent agent is not called. ``weights_N``: of ``weights_of``."""
+    """Count model calls (completed prompts), prompt and sampled tokens, and floating-point
+    operations: 2 per weight and token (Kaplan et al. 2020, without attention over the context).
+    Silent agents make no calls. ``weights_N``: ``weights_of`` each agent."""
     calls = read = written = flops = 0
     for _, agent, turn in (answer for tree in trees for answer in tree.answered()):
         prompt = len(turn.prompt_ids)

@@ -1,6 +1,6 @@
-"""Cross-play: the last agent of every run with all the others of every run.
+"""Cross-play: the last agent of each run paired with the other agents of every run.
 
-Teams that agree only with themselves show as a bright diagonal (Hu et al. 2020, other-play).
+Teams that can coordinate only with themselves form a bright diagonal (Hu et al. 2020, other-play).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
     from comlrl.models.team import Team
 
-Weights = Mapping[str, dict[str, "torch.Tensor"]]  # agent_N → its tensors
+Weights = Mapping[str, dict[str, "torch.Tensor"]]  # ``agent_0``, … → its tensors
 
 
 SILENCE = Completion("", (), finished=True)
 
 
 class CachingSampler:
-    """A sampler that asks the model once for what it was asked before, and a silent agent never.
+    """A sampler that caches completions, and returns empty ones for silent agents.
 
-    Keyed sampling makes a completion depend on weights, prompt and key alone; so what an agent of
-    one run writes at turn 1 is the same in every pairing.
+    With keyed sampling a completion depends only on weights, prompt and key. A run's agent thus
+    writes the same at turn 1 in every pairing.
     """
 
     def __init__(self, sampler: Sampler, num_agents: int) -> None:
         self.sampler, self.token_texts = sampler, sampler.token_texts
         self.encode, self.fits = sampler.encode, sampler.fits
-        self.weights_N: Sequence[str | None] = [""] * num_agents  # whose, now; None: is silent
+        self.weights_N: Sequence[str | None] = [""] * num_agents  # name of weights; None: silent
         self._completions: dict[tuple, tuple[Completion, ...]] = {}
 
     def sample(
@@ -66,8 +66,8 @@ def play(
     weights_R: Sequence[Weights],
     grow: Callable[[], list[RolloutResult]],
 ) -> list[list[list[RolloutResult]]]:
-    """Grow trees of each pairing: ``[run of the others][run of the last]``; the team is left
-    changed."""
+    """Grow trees of each pairing, indexed ``[run of the others][run of the last agent]``. Changes
+    the team's weights."""
     last = len(team) - 1
     rows = []
     for a, others in enumerate(weights_R):
@@ -81,8 +81,7 @@ def play(
 
 
 def summary(matrix: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Compute means of teams with themselves and with others, and how much is lost between the
-    two."""
+    """Compute the mean values of self-play and of cross-play, and the gap between them."""
     count = len(matrix)
     self_play = sum(matrix[i][i] for i in range(count)) / count
     others = [matrix[i][j] for i in range(count) for j in range(count) if i != j]

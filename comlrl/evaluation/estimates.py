@@ -1,7 +1,7 @@
 """Evaluation: chains of single joint actions on held-out tasks, scored with the task reward.
 
-Estimates are means over tasks; their 95% intervals come from resampling tasks with replacement
-(percentile bootstrap), the samples of a task staying together.
+Estimates are means over tasks. Their 95% intervals come from resampling tasks, with all of their
+samples, with replacement (percentile bootstrap).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from comlrl.programs.rollout import ProgramRollout
 from comlrl.rollout.grow import Rollout
 from comlrl.types import Domain, RolloutResult, Sampling, Shape, Task
 
-# Of each chain's joint action at a turn; None: at the last turn that it reached.
+# Turn (None: the last one that a chain reached) → measures of each chain's joint action
 _Measured = defaultdict[int | None, list[Mapping[str, float]]]
-# (tasks, keys) → one tree for each task and its key; a task may stand there several times
+# (tasks, keys) → one tree for each task and its key; tasks may repeat
 Grow = Callable[[Sequence[Task], Sequence[tuple]], Sequence[RolloutResult]]
 
 
@@ -35,9 +35,9 @@ def evaluate(
     sampling: Sampling,
     samples: int = 1,
 ) -> list[RolloutResult]:
-    """Grow ``samples`` independent chains for each task, each one tree; sample by sample.
+    """Grow ``samples`` independent chains for each task, each a tree, ordered by sample.
 
-    The keys are the same at every evaluation, so that two evaluations differ by the policy alone.
+    All evaluations use the same sampling keys, so that two evaluations differ only by the policy.
     """
 
     def grow(shard: Sequence[Task], keys: Sequence[tuple]) -> Sequence[RolloutResult]:
@@ -51,10 +51,10 @@ def repeat(
     tasks: Sequence[Task],
     samples: int = 1,
 ) -> list[RolloutResult]:
-    """Grow ``samples`` trees for each task, however ``grow`` makes them; sample by sample."""
+    """Grow ``samples`` trees for each task with ``grow``, ordered by sample. A collective call."""
     deal = distributed.deal(tasks)
     shard = deal.shard(tasks)
-    together = at_once(max(distributed.all_gather(len(shard))))  # alike for all processes
+    together = at_once(max(distributed.all_gather(len(shard))))  # the same on all processes
     grown: list[RolloutResult] = []
     for first in range(0, samples, together):
         numbers = range(first, min(first + together, samples))
@@ -67,7 +67,7 @@ def repeat(
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Compute the unbiased pass@k = 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, eq. 1).
 
-    Raises ValueError where k exceeds the number of samples.
+    Raises ValueError if k is less than 1 or exceeds the number of samples.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples; there are {samples}")
@@ -77,8 +77,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def pass_rates(trees: Sequence[RolloutResult], ks: Sequence[int]) -> dict[str, float]:
-    """Compute pass@k for each k, averaged over tasks, from chains of ``evaluate``; empty where
-    the reward has no notion of passing."""
+    """Compute pass@k for each k, averaged over tasks, from chains of ``evaluate``. Empty if the
+    reward does not define passing."""
     tasks = [counts for chains in by_task(trees).values() if (counts := _counts(chains))]
     if not tasks:
         return {}
@@ -86,7 +86,7 @@ def pass_rates(trees: Sequence[RolloutResult], ks: Sequence[int]) -> dict[str, f
 
 
 def by_task(trees: Sequence[RolloutResult]) -> dict[str, list[RolloutResult]]:
-    """Map a task's name to its chains, in the order in which they were sampled."""
+    """Return a mapping from task ids to their chains, in the order of sampling."""
     groups: dict[str, list[RolloutResult]] = {}
     for tree in trees:
         groups.setdefault(tree.task.task_id, []).append(tree)
@@ -94,8 +94,8 @@ def by_task(trees: Sequence[RolloutResult]) -> dict[str, list[RolloutResult]]:
 
 
 def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[str, Any]]:
-    """Return for each task: samples, mean raw reward of the last turn and, where there is such a
-    thing, how many passed and pass@k."""
+    """Return a row for each task: number of samples, mean raw reward of the last turn (the team's
+    and, if separate, each agent's) and, if defined, the number that passed and pass@k."""
     rows = []
     for name, chains in by_task(trees).items():
         row: dict[str, Any] = {"task_id": name, "samples": len(chains)}
@@ -112,11 +112,11 @@ def task_rows(trees: Sequence[RolloutResult], ks: Sequence[int]) -> list[dict[st
 def estimates(
     trees: Sequence[RolloutResult], domain: Domain, ks: Sequence[int], seed: int = 0
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Return (metrics of all trees with pass@k, the 95% interval of each that is a mean over
+    """Return (metrics of all trees, including pass@k; the 95% interval of each that is a mean over
     tasks).
 
-    A task counts by its number of samples that a metric is known of. Spreads, counts and what
-    depends on the clock have no interval.
+    In the interval of a metric a task is weighted by the number of its samples that define it.
+    Standard deviations, counts and times have no interval.
     """
     point = tree_metrics(trees, domain) | pass_rates(trees, ks)
     metrics_B, measured_B = [], []
@@ -135,8 +135,8 @@ def estimates(
 
 
 def _counts(chains: Sequence[RolloutResult]) -> tuple[int, int] | None:
-    """Return (samples, how many passed at the last turn that they reached) of a task; None where
-    nothing is passed."""
+    """Return (number of samples, number that passed at the last turn reached) of a task; None if
+    the reward does not define passing."""
     passed = [p for tree in chains if (p := tree.final_score.passed) is not None]
     return (len(passed), sum(passed)) if passed else None
 
@@ -149,8 +149,8 @@ def _is_mean(name: str) -> bool:
 
 
 def _count_measured(name: str, measured: _Measured) -> int:
-    """Count the chains that report a metric of the task: those that reached the turn that
-    ``turn_T/…`` is about, bare names all; of what the domain measures, those where it did."""
+    """Count the chains of a task that define a metric: those that reached turn T for ``turn_T/…``,
+    otherwise all; for the domain's own measures only those that have them."""
     prefix, _, plain = name.partition("/")
     turn = int(prefix.removeprefix("turn_")) if prefix.startswith("turn_") else None
     chain_measures = measured[turn]

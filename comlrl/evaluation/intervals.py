@@ -1,4 +1,4 @@
-"""Intervals of means by resampling (percentile bootstrap)."""
+"""Confidence intervals of means by resampling (percentile bootstrap)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ RESAMPLES = 2000
 def bootstrap_interval(
     value_B: Sequence[float] | np.ndarray, weight_B: np.ndarray | None = None, seed: int = 0
 ) -> tuple[float, float]:
-    """Compute the 95% interval of a weighted mean over tasks, seeds, …; shapes (B,). Of one: no
-    width."""
+    """Compute the 95% interval of a weighted mean over tasks, seeds, …; shapes (B,). It has no
+    width if B is 1."""
     value_B = np.asarray(value_B, dtype=float)
     weight_B = np.ones(len(value_B)) if weight_B is None else weight_B
     generator = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""Rollouts → the metrics of a step or an evaluation. Pure; every name is in ``docs/metrics.md``.
+"""Computes metrics of a step or an evaluation from rollouts; ``docs/metrics.md`` lists all names.
 
-Rewards are raw (``Score.value``), before ``reward_processor``. A mean over a turn counts each
-task alike, and within a task each path of the tree or each episode alike.
+Rewards are raw (``Score.value``), before ``reward_processor``. A mean over a turn weights all tasks
+equally, and within a task all paths of the tree, or all episodes, equally.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from comlrl.types import AgentTurn, Domain, RolloutResult
 
 OF_TURN = re.compile(r"^turn_\d+/(.+)$")
 OF_AGENT = re.compile(r"^agent_\d+/")
-OF_TREES = frozenset(  # what trees of every domain say of each turn
+OF_TREES = frozenset(  # metrics of a turn that do not depend on the domain
     {
         "reward_mean",
         "reward_std",
@@ -33,12 +33,12 @@ OF_TREES = frozenset(  # what trees of every domain say of each turn
 
 
 def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, float]:
-    """Compute metrics of scored rollouts: of each turn under ``turn_T/…``, and bare of the last
-    turn reached.
+    """Compute metrics of scored rollouts: of each turn with the prefix ``turn_T/``, and of the last
+    turn reached without a prefix.
 
-    The last turn reached is made of what nothing follows: joint actions of the final turn and those
-    where a branch was terminated; every episode. A metric that no joint action gives is left out.
-    ``rolled`` empty: an empty dict.
+    The last turn reached consists of the joint actions that are not followed by others, in the
+    final turn or where a branch was terminated; and of all episodes. Metrics that no joint action
+    defines are left out. The result is empty if ``rolled`` is.
     """
     of_tasks = [outcomes(result) for result in rolled]
     if not any(of_tasks):
@@ -69,9 +69,8 @@ def tree_metrics(rolled: Sequence[RolloutResult], domain: Domain) -> dict[str, f
 
 
 def measures(names: Iterable[str]) -> list[str]:
-    """Return, of a record's names, those of what the domain measures: they are logged for each
-    turn, as all that trees say, and are neither parts of the reward nor what trees of every
-    domain say."""
+    """Return which of a record's names are the domain's own measures: those that are logged by
+    turn, and are neither parts of the reward nor metrics of every domain."""
     of_turns = dict.fromkeys(match[1] for name in names if (match := OF_TURN.match(name)))
     return [
         name
@@ -81,9 +80,9 @@ def measures(names: Iterable[str]) -> list[str]:
 
 
 def order_agreement(all_outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Compute the share of the sibling joint actions with different task rewards that the score
-    (the reward that was trained on) orders the same way: whether the reward model still holds
-    for the present policies. Empty if no two differ."""
+    """Compute the share of pairs of sibling joint actions that the score (the reward model's) and
+    the task reward order the same way. It shows whether the reward model is still valid for the
+    current policies. Empty if no task rewards differ."""
     right = count = 0
     for outcome in all_outcomes:
         scores = [(s.value, s.task_reward) for s in outcome.scores_K if s.task_reward is not None]
@@ -106,7 +105,7 @@ def task_reward(result: RolloutResult) -> float:
 
 
 def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
-    """Compute the mean of (value, weight) pairs, summed without rounding on the way."""
+    """Compute the mean of (value, weight) pairs, without rounding intermediate sums."""
     pairs = list(values)
     return math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)
 
@@ -114,7 +113,7 @@ def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
 def _turn_metrics(
     of_tasks: Sequence[Sequence[Outcome]], domain: Domain, num_agents: int
 ) -> dict[str, float]:
-    """Compute metrics of the outcomes of one turn, or of the last that each branch has reached."""
+    """Compute metrics of the outcomes of one turn, or of the last turn of each branch."""
     all_outcomes = [outcome for of_task in of_tasks for outcome in of_task]
     scored = [
         (score, processed, share)
@@ -140,7 +139,7 @@ def _turn_metrics(
 
 
 def _score_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str, float]:
-    """Return means of the scores' parts and flags, and of the domain's measures."""
+    """Compute means of the scores' parts and flags, and of the domain's measures."""
     values: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for outcome in all_outcomes:
         for action, score, share in zip(
@@ -161,8 +160,7 @@ def _score_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str,
 
 
 def _convention_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict[str, float]:
-    """Compute shares of joint actions by how each agent shared the work, and whether that
-    fitted."""
+    """Compute the shares of each agent's conventions, and how often all agents' match."""
     shares: defaultdict[str, float] = defaultdict(float)
     match, judged = 0.0, []
     for outcome in all_outcomes:
@@ -184,8 +182,8 @@ def _convention_metrics(all_outcomes: Sequence[Outcome], domain: Domain) -> dict
 def _completion_metrics(
     of_tasks: Sequence[Sequence[Outcome]], num_agents: int
 ) -> list[dict[str, float]]:
-    """Compute lengths, truncation and duplicates of each agent's completions; in programs the
-    number of its calls, and lengths only where it has any."""
+    """Compute lengths, truncation and duplicates of each agent's completions; in programs also its
+    number of calls, but no duplicates, and lengths only if there are calls."""
     turns_N: list[list[tuple[AgentTurn, float]]] = [[] for _ in range(num_agents)]
     for of_task in of_tasks:
         weights: defaultdict[int, float] = defaultdict(float)
@@ -216,7 +214,7 @@ def _agent_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, flo
     metrics = {
         "truncation_share": weighted_mean((not c.finished, share) for c, share in completions)
     }
-    if all(c.token_ids or not c.text for c, _ in completions):  # a service's tokens are unknown
+    if all(c.token_ids or not c.text for c, _ in completions):  # API services return no tokens
         metrics["completion_length_mean"] = weighted_mean(
             (len(c.token_ids), share) for c, share in completions
         )
@@ -233,13 +231,13 @@ def _sibling_metrics(weighted: Sequence[tuple[AgentTurn, float]]) -> dict[str, f
 
 
 def _duplicates(turn: AgentTurn) -> float:
-    """Compute the share of a node's completions whose text an earlier sibling already has."""
+    """Compute the share of a node's completions that repeat an earlier sibling's text."""
     texts = [completion.text for completion in turn.completions_G]
     return 1.0 - len(set(texts)) / len(texts)
 
 
 def _over_agents(metrics_N: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Compute the mean of each metric over the agents that have it."""
+    """Compute the mean of each metric over the agents that define it."""
     names = dict.fromkeys(name for metrics in metrics_N for name in metrics)
     having = {name: [m[name] for m in metrics_N if name in m] for name in names}
     return {name: math.fsum(values) / len(values) for name, values in having.items()}

@@ -1,9 +1,9 @@
-"""A rollout's outcomes: its scores and completions, each with its share of its task.
+"""A rollout's outcomes: its scores and completions, each with a share of its task.
 
-A task's probability mass is 1 at each turn and is shared equally by what follows: a branch with
-many joint actions does not outweigh one that ended early. All nodes that follow a turn share its
-continued weight: with ``handoff``, one joint action stands for those of its turn that were not
-handed on. The episodes of a program share it equally; an episode is one turn.
+A task has mass 1 at each turn, divided equally among branches: a branch with many joint actions
+does not outweigh one that ended early. All nodes after a turn share the mass of its branches that
+continue: with ``handoff``, a joint action also represents those of its turn that were not
+continued. The episodes of a program share the mass equally; an episode is one turn.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from comlrl.types import AgentTurn, EpisodeGroup, JointAction, RolloutResult, Sc
 class Answers(NamedTuple):
     """An agent's completions of one prompt."""
 
-    number: int  # in the task
+    number: int  # identifies the prompt within the task
     agent: int
     turn: AgentTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Joint actions that were scored together: those of a node, or an episode."""
+    """Joint actions that were scored together: those of a node, or that of an episode."""
 
     turn: int
     weight: float  # share of the task at this turn
-    last: bool  # nothing follows
+    last: bool  # no turn follows
     scores_K: tuple[Score, ...]
     rewards_K: tuple[float, ...]  # processed
-    actions_K: tuple[JointAction | None, ...]  # None: the domain has not scored it
+    actions_K: tuple[JointAction | None, ...]  # None: not scored by the run's reward
     answers: tuple[Answers, ...]  # that led to it in its turn
     terminated: bool | None = None  # whether its branch ended early; None: an episode
-    error: str | None = None  # of an episode
+    error: str | None = None  # why an episode failed
 
     @property
     def shares_K(self) -> list[float]:
@@ -48,7 +48,7 @@ class Outcome:
 
 @singledispatch
 def outcomes(result: RolloutResult) -> list[Outcome]:
-    """Return everything that was scored in a rollout, in its order."""
+    """Return the outcomes of a rollout, in order of its nodes or episodes."""
     raise TypeError(f"no rollout: {result!r}")
 
 
@@ -59,7 +59,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
     turns = Counter(starts[n.parent] for n in tree.nodes if n.parent >= 0 and not n.first_agent)
     continued: defaultdict[int, float] = defaultdict(float)  # weight, by where the turn began
     node_outcomes = []
-    for index, node in enumerate(tree.nodes):  # breadth-first: a parent stands before its children
+    for index, node in enumerate(tree.nodes):  # breadth-first: parents come before their children
         if node.parent < 0:
             weights.append(1.0)
         elif node.first_agent:
@@ -87,7 +87,7 @@ def _of_tree(tree: Tree) -> list[Outcome]:
 
 
 def _of_turn(tree: Tree, index: int) -> Iterator[Answers]:
-    """Yield the answers of a node, and of those before it in its turn."""
+    """Yield the answers at a node, then those at earlier nodes of its turn."""
     node = tree.nodes[index]
     for agent, turn in zip(node.acting, node.agents_N, strict=True):
         yield Answers(index * tree.num_agents + agent, agent, turn)

@@ -1,5 +1,2 @@
-"""Tasks and a trainer go in; training steps come out, and around them all that a run leaves.
-
-Evaluations at their cadence, checkpoints, the run directory and the summary; signals are heeded
-between steps.
-"""
+"""The training loop and everything around its steps: evaluations, checkpoints, the run directory,
+logs and the summary, and the handling of signals between steps."""

@@ -1,4 +1,4 @@
-"""Notices a policy that falls off a cliff, and steps that teach nothing."""
+"""Detects a collapsing policy, and training steps without a learning signal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MEMORY = 0.9  # of the running level, per training step
-SHARE = 0.1  # of the level: below it is a cliff
-FIRST_STEPS = 5  # in which the level is only learnt
-LASTING = 3  # steps in a row below the cliff: one alone may be a hard task, where a step has few
+MEMORY = 0.9  # decay of the exponential moving average (the level), per training step
+SHARE = 0.1  # a value below this fraction of the level is a collapse
+FIRST_STEPS = 5  # steps without an alarm, in which the level is initialized
+LASTING = 3  # steps in a row that raise the alarm; a single one may only have hard tasks
 
 
 ADVICE = (
@@ -19,18 +19,18 @@ ADVICE = (
 
 
 class CollapseAlarm:
-    """Compares entropy and reward with their own recent level; each warns once a run.
+    """Compares entropy and reward with their moving averages; each warns once per run.
 
-    The reward is the task's: a reward model's score has no zero to fall to. A third warning is of
-    steps in a row in which siblings have the same return throughout.
+    The reward is the task's, because a reward model's score has no natural zero. A third warning is
+    about consecutive steps in which all siblings have equal returns.
     """
 
     def __init__(self) -> None:
         self.equal = self.equal_in_a_row = 0  # steps without an advantage
         self.level: dict[str, float] = {}
         self.seen = 0
-        self.below: dict[str, int] = {}  # steps in a row
-        self.warned: list[str] = []  # metrics that were warned about
+        self.below: dict[str, int] = {}  # consecutive steps
+        self.warned: list[str] = []  # metrics with a warning so far
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
         """Return warnings about this step's metrics."""
@@ -65,7 +65,7 @@ class CollapseAlarm:
         return warnings
 
     def summary(self) -> str:
-        """Return the summary of steps without an advantage for the end of a run; may be empty."""
+        """Return a line about steps without an advantage for the run's end; empty if few."""
         if self.equal < LASTING or self.equal < SHARE * self.seen:
             return ""
         text = f"{self.equal} of {self.seen} steps taught nothing: all answers to a task earned "

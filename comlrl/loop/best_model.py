@@ -1,8 +1,8 @@
 """``best_model/``: the weights of the evaluation with the highest held-out reward.
 
-It is written beside and renamed into place, so that a kill leaves the old one or the new one.
-``best.json`` in it says which evaluation it is; a resumed run reads that again, and so keeps on
-comparing with what lies on the disk.
+It is written to a temporary folder and renamed into place, so that a kill leaves either the old or
+the new one. Its ``best.json`` describes the evaluation; a resumed run loads it to compare later
+evaluations with the model on disk.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class BestModel:
     """The best evaluation of a run so far."""
 
     def __init__(self, run_dir: Path, save: Callable[[Path], None]) -> None:
-        """Set up the keeper. ``save``: writes the present weights into a folder; called by all
-        processes."""
+        """Set up the store. ``save`` writes the current weights into a folder; all processes call
+        it."""
         self.run_dir, self.save = run_dir, save
         self.facts: dict[str, float] | None = None  # of the evaluation; None: there was none yet
 
     def resume(self) -> None:
-        """Continue with what an earlier process has left; called by all processes."""
+        """Continue with the best model of an earlier process. A collective call."""
         self.facts = distributed.from_main(self._recover)
 
     def offer(self, facts: dict[str, float]) -> None:
-        """Keep the present weights where ``facts["reward_mean"]`` is above all before.
+        """Save the current weights if ``facts["reward_mean"]`` exceeds that of all earlier ones.
 
-        Of equals the earlier stays. Called by all processes, with the same facts.
+        A collective call; ``facts`` must be equal on all processes.
         """
         if self.facts is not None and facts["reward_mean"] <= self.facts["reward_mean"]:
             return
@@ -58,7 +58,7 @@ class BestModel:
 
 
 def replace_folder(path: Path, save: Callable[[Path], None]) -> None:
-    """Write a folder beside ``path`` by ``save``, which all processes call, and rename it there."""
+    """Write a folder with ``save``, which all processes call, and rename it to ``path``."""
     partial, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
     if distributed.is_main():
         files.remove(partial)

@@ -1,7 +1,7 @@
-"""Atomic checkpoints: everything is written beside, flushed, and renamed into place.
+"""Atomic checkpoints: written to a temporary folder, flushed, and renamed into place.
 
-``checkpoints/step_NNNNNN/`` holds ``state.json``, one ``.safetensors`` file for each component
-and ``checksums.json`` over all of them. A folder whose sums do not match is damaged and passed by.
+``checkpoints/step_NNNNNN/`` contains ``state.json``, one ``.safetensors`` file for each component,
+and ``checksums.json`` of all files. A folder with wrong checksums is damaged and skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUMS = "checksums.json"
 
 
 def tensors_of(part: Part) -> Tensors:
-    """Return a part's state, as a checkpoint holds it."""
+    """Return a part's state for a checkpoint."""
     return part.state_dict() if isinstance(part, torch.nn.Module) else part.state_tensors()
 
 
@@ -49,14 +49,14 @@ def short(error: Exception) -> str:
 
 
 class CheckpointError(UserError):
-    """A checkpoint could not be written; the one before is untouched."""
+    """A checkpoint could not be written; earlier ones are unchanged."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A good checkpoint, read."""
+    """The content of an undamaged checkpoint."""
 
     path: Path
     state: Mapping[str, Any]
@@ -64,17 +64,17 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Writes the checkpoints of one run, and knows the newest."""
+    """Writes a run's checkpoints and keeps track of the newest."""
 
     def __init__(self, run_dir: Path, cadence: Cadence, limit: int | None) -> None:
         """Set up the checkpoints. ``limit``: how many are kept; None: all."""
         self.run_dir, self.cadence, self.limit = run_dir, cadence, limit
-        self._parts: Mapping[str, Part] | None = None  # of the trainer that runs
-        self.newest: tuple[int, Path] | None = None  # training steps that it holds, and where
+        self._parts: Mapping[str, Part] | None = None  # of the running trainer
+        self.newest: tuple[int, Path] | None = None  # number of training steps, and path
 
     @property
     def steps(self) -> int:
-        """Return the training steps of the newest checkpoint; 0 if there is none."""
+        """Return the number of training steps of the newest checkpoint; 0 if there is none."""
         return self.newest[0] if self.newest is not None else 0
 
     @property
@@ -83,12 +83,12 @@ class Checkpoints:
         return self._parts
 
     def begin(self, parts: Mapping[str, Part]) -> None:
-        """Save ``parts``, those of the trainer that runs, from now on."""
+        """Set the parts of the running trainer, which ``save`` will store."""
         self._parts = parts
 
     def save(self, steps: int, state: Mapping[str, Any], *, alone: bool = False) -> Path:
-        """Write a checkpoint of these training steps and return its path. A collective call,
-        unless the main process is ``alone``."""
+        """Write a checkpoint after ``steps`` training steps and return its path. A collective call
+        unless ``alone``, which is for the main process."""
         tensors = {name: tensors_of(part) for name, part in self.parts.items()}
 
         def write() -> Path:
@@ -99,9 +99,9 @@ class Checkpoints:
         return path
 
     def resume(self, checkpoint: Checkpoint, steps: int, parts: Mapping[str, Part]) -> None:
-        """Load what a checkpoint of ``steps`` training steps holds into a trainer's parts.
+        """Load a checkpoint of ``steps`` training steps into a trainer's parts.
 
-        Raises UserError where it does not fit them.
+        Raises UserError if it does not fit them.
         """
         try:
             for name, part in parts.items():
@@ -120,18 +120,18 @@ def save(
     tensors: Mapping[str, Tensors],
     limit: int | None = None,
 ) -> Path:
-    """Write ``checkpoints/step_NNNNNN``; then remove the oldest beyond ``limit``.
+    """Write ``checkpoints/step_NNNNNN``, then remove the oldest ones beyond ``limit``.
 
-    Raises CheckpointError where the disk does not take it; nothing that was there is lost.
+    Raises CheckpointError if writing fails; earlier checkpoints are then unchanged.
     """
     folder = run_dir / CHECKPOINTS
     final, partial = folder / f"step_{step:06d}", folder / f".partial_{step:06d}"
     try:
-        for torn in folder.glob(".partial_*"):  # of processes that were killed
+        for torn in folder.glob(".partial_*"):  # left by killed processes
             files.remove(torn)
         partial.mkdir(parents=True)
         _write(partial, state, tensors)
-        if final.exists():  # a damaged one that the run has come to again
+        if final.exists():  # damaged, so that the run resumed from an earlier one
             files.remove(final)
         partial.rename(final)
         _flush(folder)
@@ -150,7 +150,7 @@ def save(
 
 
 def newest(run_dir: Path, warn: Callable[[str], None] = notice) -> Path | None:
-    """Return the newest good checkpoint of a run, or None; damaged ones are passed to ``warn``."""
+    """Return the newest undamaged checkpoint of a run, or None; report damaged ones to ``warn``."""
     for path in reversed(_folders(run_dir)):
         reason = _damage(path)
         if reason is None:
@@ -160,8 +160,8 @@ def newest(run_dir: Path, warn: Callable[[str], None] = notice) -> Path | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Read a good checkpoint's content, on the CPU. Raise UserError for one that was not written
-    by ``save``, though its sums are right."""
+    """Read an undamaged checkpoint, with tensors on the CPU. Raises UserError if ``save`` did not
+    write it, although its checksums are correct."""
     parts = sorted(path.glob("*.safetensors"))
     try:
         state = json.loads((path / STATE).read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _write(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensors]) -> None:
-    """Write all files and their sums; they are on the disk when this returns."""
+    """Write all files and their checksums, and flush them to disk."""
     for name, component in tensors.items():
         contiguous = {k: v.detach().cpu().contiguous() for k, v in component.items()}
         save_file(contiguous, str(folder / f"{name}.safetensors"))

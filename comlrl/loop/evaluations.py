@@ -1,4 +1,4 @@
-"""A run's evaluations: when they come, and the best model among them."""
+"""A run's evaluations: when they are due, and the best model among them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from comlrl.types import RolloutResult
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Trees and metrics of the present policy on held-out tasks; ``best`` is offered the weights of
-    each."""
+    """Evaluates the current policy on held-out tasks: ``evaluate`` returns trees and metrics, and
+    ``best`` may store the weights."""
 
     evaluate: Callable[[], tuple[list[RolloutResult], dict[str, float]]]
     cadence: Cadence
     best: BestModel | None = None
 
     def due(self, counters: Counters, steps: int, over: bool) -> bool:
-        """Return whether an evaluation is due after training step ``steps``, which may lie ahead:
-        before the first step, at the cadence, and after the last; once at each."""
+        """Return whether an evaluation is due after training step ``steps``, which may be a future
+        one: before the first step, at the cadence, and after the last; once at each."""
         last = counters.evaluated
         return last != steps and self.cadence.due(last, steps, over)
 
     def note(self, counters: Counters, metrics: dict[str, float]) -> None:
-        """Record the metrics of the present policy's evaluation. A collective call."""
+        """Record the metrics of an evaluation of the current policy. A collective call."""
         counters.eval_end = dict(metrics)
         if counters.eval_start is None:
             counters.eval_start = dict(metrics)

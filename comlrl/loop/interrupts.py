@@ -1,6 +1,6 @@
-"""Ctrl-C and a cluster's preemption: a run ends in good order, the second signal ends it at once.
+"""Handles Ctrl-C and preemption: the first signal ends a run cleanly, the second immediately.
 
-No torch here: the handlers are installed before anything heavy is imported.
+Without torch, because the handlers are installed before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from comlrl.errors import notice
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-ECHO_SECONDS = 2.0  # torchrun and the terminal may each deliver one and the same signal
+ECHO_SECONDS = 2.0  # torchrun and the terminal may both deliver the same signal
 
 
 class Interrupted(BaseException):
-    """A signal ended the run; ``code`` is the exit code. No ``except Exception`` swallows it."""
+    """A signal ended the run; ``code`` is the exit code. ``except Exception`` does not catch it."""
 
     def __init__(self, number: int, path: Path | None = None) -> None:
         self.number, self.code, self.path = number, 128 + number, path
@@ -30,10 +30,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """SIGINT and SIGTERM of this process, from ``__enter__`` to ``__exit__``.
+    """A context manager that handles SIGINT and SIGTERM in this process.
 
     Until ``defer`` is called (start-up), and inside ``abandoning``, a signal raises Interrupted
-    where the process stands. Otherwise it is kept as ``received``, to be asked for between steps.
+    immediately. Otherwise it is stored in ``received``, which the caller checks between steps.
     """
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class Signals:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raise Interrupted at a signal, also one that came before, during work that may be
-        thrown away."""
+        """Raise Interrupted at a signal, even an earlier one, during work that may be
+        discarded."""
         self._raise_at_once = True
         try:
             if self.received is not None:
@@ -86,7 +86,7 @@ class Signals:
             os._exit(128 + number)
         self.received, self._first = number, time.monotonic()
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            for each in NUMBERS:  # the second one is the system's to handle: it leaves at once
+            for each in NUMBERS:  # the default handler ends the process at the second signal
                 signal.signal(each, signal.SIG_DFL)
         if self._raise_at_once:
             raise Interrupted(number)

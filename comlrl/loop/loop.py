@@ -1,4 +1,4 @@
-"""The loop that all trainers share. It owns the order of events.
+"""The training loop that all trainers share.
 
 The order of events:
 
@@ -9,9 +9,9 @@ The order of events:
       │              (the next step's trees may begin to grow)
       └─► signal? ──► evaluation? ──► signal? ──► checkpoint? ──► the next step
 
-``TaskSchedule`` says which tasks a step has and ``Ends`` where the run ends; ``Evaluations`` and
-``Checkpoints`` know when they are due; ``RunLog`` makes the records; ``Signals`` tells whether the
-run was asked to end, ``Progress`` how long it will take. ``Counters`` are how far it is.
+``TaskSchedule`` chooses each step's tasks and ``Ends`` ends the run. ``Evaluations`` and
+``Checkpoints`` decide when they are due, ``RunLog`` makes log records, ``Signals`` receives
+requests to end the run, ``Progress`` displays it, and ``Counters`` counts its steps and samples.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from comlrl.update.accumulate import token_budget
 from comlrl.update.minibatches import Span
 from comlrl.update.optimizer import AgentOptimizer
 
-SAVE_SECONDS = 600.0  # between checkpoints, where no number of steps is set
+SAVE_SECONDS = 600.0  # between checkpoints if ``save_steps`` is not set
 
 # Trees of an evaluation → more metrics.
 ExtraMetrics = Callable[[Sequence[RolloutResult]], Mapping[str, float]]
 
 
 class Loop:
-    """Yields training steps and does everything that is due after each."""
+    """Runs training steps and everything that is due after each."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class Loop:
         prefetch: Callable[[Step | None], None] | None = None,
         cost: Callable[[Task], int] | None = None,
     ) -> None:
-        """Set up the loop. ``section``: the algorithm's keys. ``evaluations``: None: there are
-        none. ``signals``: None: none are heeded. ``progress``: records what the run is doing.
-        ``prefetch``: is called with the next step once a step has its trees and before it learns
-        from them; with None where no step follows, or one after a checkpoint: a resumed run
-        would not have its trees. ``cost``: of a task, by which ``deal`` divides them."""
+        """Set up the loop. ``section``: the algorithm's keys. ``evaluations``, ``signals``: None
+        for none. ``progress``: displays the current work. ``prefetch`` is called with the next step
+        after a step's trees are sampled and before it learns from them; with None if no step
+        follows or a checkpoint comes first, since a resumed run would not have the trees.
+        ``cost``: of a task, by which ``deal`` balances processes."""
         self.section, self.schedule, self.run_dir, self.log = section, schedule, run_dir, log
         self.evaluations, self.prefetch, self.cost = evaluations, prefetch, cost
         self.signals, self.progress = signals or Signals(), progress or Progress()
@@ -83,8 +83,8 @@ class Loop:
         self.counters = Counters()
         self.latest: Mapping[str, float] = {}  # metrics of the latest training step
         self._started = self._saved = time.monotonic()
-        self._late_at = 0, False  # training steps, and whether a checkpoint is due by the clock
-        self._pause = 0.0  # seconds of logging within the present step
+        self._late_at = 0, False  # a number of steps, and whether a checkpoint is due then by time
+        self._pause = 0.0  # seconds of logging within the current step
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -97,23 +97,22 @@ class Loop:
 
     @property
     def mark(self) -> LogMark:
-        """Return the mark up to which the run's log is kept: the checkpoint that it continues
-        from."""
+        """Return the mark up to which a resumed run keeps its log: that of its checkpoint."""
         done = self.counters
         if self.checkpoints.newest is None:
             return LogMark()
         return LogMark(done.logged, done.updates, done.env_steps)
 
     def deal(self, tasks: Sequence[Task]) -> Deal:
-        """Divide tasks over the processes, by their costs."""
+        """Divide tasks among processes by their costs."""
         return distributed.deal(tasks, self.cost)
 
     def _dealt(self, step: Step) -> Step:
         return replace(step, deal=self.deal(step.tasks))
 
     def span(self, env_steps: int) -> Span:
-        """Return the present step's part of the run; ``env_steps``: those that it adds, of all
-        processes."""
+        """Return the current step's span of the run's progress; ``env_steps``: how many the step
+        adds, over all processes."""
         done = self.counters
         return Span(
             self.ends.done(done.steps, done.env_steps),
@@ -122,14 +121,14 @@ class Loop:
 
     @property
     def wall_seconds(self) -> float:
-        """Return the seconds since the run began, those of interrupted processes included."""
+        """Return the run's wall-clock seconds, including those before it was resumed."""
         return self.counters.wall_seconds + time.monotonic() - self._started
 
     def resume(self, restored: Checkpoint, trainer: HasParts, *, force: bool = False) -> None:
         """Continue from a checkpoint.
 
-        Raises UserError where it was made by another team or (unless ``force``) other tasks, and
-        where it is not as ``save`` writes it.
+        Raises UserError if the checkpoint does not fit the trainer's parts or (unless ``force``)
+        the training tasks, or if ``save`` did not write it.
         """
         try:
             same = restored.state["tasks"] == self.schedule.fingerprint
@@ -149,17 +148,17 @@ class Loop:
         self.checkpoints.resume(restored, self.counters.steps, trainer.parts())
         for name, tokens in restored.state.get("micro_batch_tokens", {}).items():
             agent = _reader(trainer.parts().get(name))
-            # Another GPU would take others, or memory had run out.
+            # Keep the budget on a different GPU, and after memory ran out: float sums depend on it.
             if agent is not None and tokens != token_budget(agent):
                 agent.micro_batch_tokens = tokens
         if self.evaluations is not None and self.evaluations.best is not None:
             self.evaluations.best.resume()
 
     def steps(self, trainer: HasParts, extra_metrics: ExtraMetrics | None = None) -> Iterator[Step]:
-        """Yield the training steps until the first of the run's ends; evaluate before and after,
-        and begin the rounds of a trainer that has some.
+        """Yield training steps until the run ends. Evaluates, saves and begins the trainer's
+        rounds, if it has any, when they are due.
 
-        ``extra_metrics``: of an evaluation, added to the metrics of its trees.
+        ``extra_metrics``: trees of an evaluation → metrics to add to it.
         """
         rounds = trainer if isinstance(trainer, InRounds) else None
         present = self.schedule.round_of(self.counters.steps)
@@ -189,7 +188,7 @@ class Loop:
         self._check_warmup()
 
     def _check_warmup(self) -> None:
-        """Give notice where the run has ended within the warm-up of its learning rate."""
+        """Print a notice if the run ended within the warm-up of its learning rate."""
         parts = self.checkpoints.parts.values()
         for made in (part.schedule for part in parts if isinstance(part, AgentOptimizer)):
             if 0 < made.updates < made.warmup:
@@ -200,7 +199,7 @@ class Loop:
                 break
 
     def train(self, algorithm: Algorithm[Any]) -> None:
-        """Run all training steps, each by ``advance``."""
+        """Run all training steps of an algorithm with ``advance``."""
         for step in self.steps(algorithm):
             self.advance(step, algorithm)
 
@@ -229,31 +228,32 @@ class Loop:
         self.record(step, gathered, updates=updates, metrics=metrics)
 
     def gather(self, step: Step, trees: Sequence[RolloutResult]) -> Gathered:
-        """Gather the rollouts of all processes; ends the time that counts as sampling.
+        """Gather the rollouts of all processes, and end the time that counts as sampling.
 
-        A collective call: every process passes its own trees.
+        A collective call: every process passes its own trees. They come back without
+        ``Completion.support`` if there are several processes.
         """
         step.clock.lap("rollout")
         scored, tokens = sum(tree.scored for tree in trees), sum(tree.tokens for tree in trees)
         sums = distributed.all_reduce_counts({"scored": scored, "tokens": tokens})
         scored, tokens = int(sums["scored"]), int(sums["tokens"])
         span = self.span(scored)
-        # All processes have sampled by now and meet again below, so an error here may be raised.
+        # All processes have sampled and synchronize again below, so raising an error here is safe.
         if self.prefetch is not None:
             alone = span.end >= 1 or self._saves_after(step.index) or self._received() is not None
             following = None if alone else Step(step.index + 1, *self.schedule.at(step.index))
             self.prefetch(following and self._dealt(following))
             step.clock.lap("rollout")
-        if distributed.world_size() > 1:  # supports stay where they are learned from
+        if distributed.world_size() > 1:  # only the process that learns from a tree needs support
             trees = step.deal.gather([tree.without_support() for tree in trees])
         return Gathered(trees=trees, env_steps=scored, scored=scored, tokens=tokens, span=span)
 
     def record(
         self, step: Step, gathered: Gathered, *, updates: int, metrics: Mapping[str, float]
     ) -> None:
-        """Count a finished step and log it where the cadence says so.
+        """Count a finished step, and log it every ``logging_steps`` steps and after the last.
 
-        ``metrics`` stand beside those of the trees; they are the same on all processes.
+        ``metrics`` are added to those of the trees; they must be equal on all processes.
         """
         step.clock.lap("update")
         counters = self.counters
@@ -269,28 +269,28 @@ class Loop:
         self._pause = time.monotonic() - started
 
     def count(self, *, scored: int = 0, tokens: int = 0, env_steps: int = 0) -> None:
-        """Count the joint actions that were scored for training, the tokens that were sampled
-        for them, and those that are steps of the x-axis."""
+        """Count joint actions scored for training, tokens sampled for them, and environment
+        steps."""
         self.counters.scored_joint_actions += scored
         self.counters.sampled_tokens += tokens
         self.counters.env_steps += env_steps
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The state that stages beside the training steps keep in checkpoints, by name."""
+        """The state of stages outside the training steps, by name, stored in checkpoints."""
         return self.counters.extra
 
     def skip(self, steps: int) -> None:
-        """Continue after training step ``steps``: those up to it are left out."""
+        """Continue after training step ``steps``, skipping any steps up to it."""
         self.counters.steps = max(self.counters.steps, steps)
 
     def tell(self, metrics: Mapping[str, float]) -> None:
-        """Log the result of a stage before the training steps. Called by all processes."""
+        """Log the result of a stage outside the training steps. All processes must call it."""
         self.log.stage(self.counters, metrics)
 
     def save(self) -> Path:
-        """Write a checkpoint of this step, unless there is one; return its path, on every
-        process."""
+        """Save a checkpoint after the current step, unless one exists; return its path. A
+        collective call."""
         newest = self.checkpoints.newest
         if newest is not None and newest[0] == self.counters.steps:
             return newest[1]
@@ -301,11 +301,10 @@ class Loop:
         return path
 
     def leave(self) -> Path | None:
-        """Return the newest checkpoint, of the last step where that has none; None: nothing was
-        done.
+        """Save a checkpoint after the last finished step, unless one exists; return the newest, or
+        None if no step was finished.
 
-        For a step that cannot be finished, before weights have moved. Called by the main process
-        alone.
+        For a step that fails before it changes weights. Called only by the main process.
         """
         if self.checkpoints.steps < self.counters.steps:
             self.checkpoints.save(self.counters.steps, self._state(), alone=True)
@@ -328,16 +327,16 @@ class Loop:
 
     @contextlib.contextmanager
     def watch(self, work: str) -> Iterator[None]:
-        """Watch a stage before or between the updates that asks ``heed`` about signals, and is
-        not torn; within a training step it is a part of that."""
+        """Show a stage's progress and defer signals during it; the stage calls ``heed`` when it may
+        be interrupted. Within a training step, the step remains the displayed work."""
         if self.progress.work != TRAINING:
             self.progress.begin(work)
         with self.signals.deferring():
             yield
 
     def heed(self, saved: Path) -> None:
-        """Raise Interrupted where a signal has come; ``saved`` holds what was done since the
-        last training step, and a checkpoint what was done before."""
+        """Raise Interrupted if a signal was received. ``saved``: the file with the stage's work;
+        earlier training steps are saved in a checkpoint."""
         number = self._received()
         if number is not None:
             raise Interrupted(number, self.save() if self.counters.steps else saved)
@@ -352,8 +351,8 @@ class Loop:
         return self.ends.over(self.counters)
 
     def _after(self, extra_metrics: ExtraMetrics | None) -> None:
-        """Do what is due after a step. Evaluation comes before saving, so that it is not
-        repeated."""
+        """Evaluate and save if due after a step. Evaluation comes first, so that a resumed run does
+        not repeat it."""
         self._leave_if_asked()
         saves = self._saves_after(self.counters.steps, self._over)
         self._evaluate_if_due(extra_metrics)
@@ -362,10 +361,10 @@ class Loop:
             self.save()
 
     def _saves_after(self, steps: int, over: bool = False) -> bool:
-        """Return whether a checkpoint is due after so many training steps.
+        """Return whether a checkpoint is due after ``steps`` training steps. A collective call.
 
-        By default at an evaluation, and ten minutes after the last one by the main process's clock,
-        which is asked once a step: the step may have gone on by the answer. A collective call.
+        Without ``save_steps`` it is due at evaluations, and ``SAVE_SECONDS`` after the last
+        checkpoint. The main process checks its clock once a step, as ``prefetch`` relies on it.
         """
         if self.section.save_steps is not None:
             return self.checkpoints.cadence.due(self.checkpoints.steps, steps, over)
@@ -385,7 +384,7 @@ class Loop:
         done, evaluations = self.counters, self.evaluations
         if evaluations is None or not evaluations.due(done, done.steps, self._over):
             return
-        # Several processes evaluate together: there one cannot leave in the middle.
+        # Several processes evaluate collectively, so none may leave in the middle.
         alone = distributed.world_size() == 1
         self.progress.begin(EVALUATING)
         started = time.monotonic()
@@ -403,11 +402,12 @@ class Loop:
         evaluations.note(self.counters, metrics)
 
     def _received(self) -> int | None:
-        """Return the signal that any process has received, or None."""
+        """Return a signal that any process received, or None. A collective call."""
         return max(distributed.all_gather(self.signals.received or 0)) or None
 
 
 def _reader(part: Part | None) -> Agent | None:
-    """Return the language model whose micro-batches a part is read in, if it has one."""
+    """Return the language model of a part, which determines its micro-batches; None if it has
+    none."""
     part = part.agent if isinstance(part, LanguageCritic) else part
     return part if isinstance(part, Agent) else None

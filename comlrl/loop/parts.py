@@ -1,4 +1,4 @@
-"""The parts of a run: an algorithm, and its parts that a checkpoint holds."""
+"""Interfaces of algorithms, and of their parts that checkpoints store."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ class Stateful(Protocol):
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
-Part = Union[Stateful, "torch.nn.Module"]  # of what a checkpoint holds; a file each
+Part = Union[Stateful, "torch.nn.Module"]  # each is a file of a checkpoint
 
 
 class HasParts(Protocol):
     """A trainer whose parts a checkpoint stores."""
 
     def parts(self) -> Mapping[str, Part]:
-        """Return all that training changes, by the names of its files in a checkpoint."""
+        """Return everything that training changes, by the names of the checkpoint's files."""
 
 
 class Trainer(HasParts, Protocol):
-    """An algorithm, as a train script builds it."""
+    """An algorithm, built by a training script."""
 
     def train(self) -> None: ...
 
 
 @runtime_checkable
 class InRounds(HasParts, Protocol):
-    """A trainer that labels candidates of the present policies round by round."""
+    """A trainer that labels candidates of the current policies in each round."""
 
     def begin_round(self, index: int) -> None:
-        """Prepare a round; called before its first step, and where a run is resumed."""
+        """Prepare a round; called before its first step, and when a run resumes within it."""
 
 
 class Player(Protocol):
@@ -73,16 +73,16 @@ class Player(Protocol):
 
 @runtime_checkable
 class Refilling(Protocol):
-    """An algorithm that learns nothing from some tasks, in whose place it samples others."""
+    """An algorithm that replaces tasks from which it learns nothing by others."""
 
     def refilled(
         self, step: Step, trees: Sequence[RolloutResult]
     ) -> tuple[Step, Sequence[RolloutResult]]:
-        """Return the step with further tasks, and their rollouts beside those of the step."""
+        """Return the step with additional tasks, and the rollouts of all its tasks."""
 
 
 class Algorithm(HasParts, Protocol[Credit]):
-    """The algorithm that ``Loop.train`` runs: it credits decisions, and learns from the credit."""
+    """An algorithm for ``Loop.train``, which credits decisions and learns from the credit."""
 
     @property
     def section(self) -> CommonConfig: ...
@@ -94,8 +94,8 @@ class Algorithm(HasParts, Protocol[Credit]):
     def sampling(self) -> Sampling: ...
 
     def credit(self, rolled: Rolled) -> Credit:
-        """Compute what each decision of a step is worth."""
+        """Compute the credit of each decision of a step."""
 
     def learn(self, rolled: Rolled, credit: Credit) -> dict[str, float]:
-        """Update the policies; return what is logged, and how many ``updates`` were made. A
-        collective call."""
+        """Update the policies; return metrics, including the number of ``updates``. A collective
+        call."""

@@ -1,5 +1,5 @@
-"""Learns from one number for each decision, each agent by its own policy: what MAGRPO and most new
-algorithms are."""
+"""A base for algorithms that learn from one number for each decision, such as MAGRPO and most
+custom algorithms."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from comlrl.update.worker_threads import run_parallel
 
 
 class PolicyLearner:
-    """A base for algorithms that define ``credit`` and, where they need it, ``loss``.
+    """A base for algorithms that define ``credit`` and, optionally, ``loss``.
 
-    Agent i's update is over nodes with G completions each; completions with credit 0 are left out
-    (unless an entropy bonus or a KL gives them a gradient):
+    Agent i's loss is averaged over nodes with G completions each; completions with credit 0 are
+    skipped, unless an entropy bonus or a KL term gives them a gradient:
 
         L_i = (1/(|nodes| G)) Σ_a loss_a
 
-    Units (a turn from one state on, or a task's episodes) are divided among updates of
-    ``train_batch_size``, and passed over ``update_epochs`` times.
+    Units (a turn from one state on, or a task's episodes) are divided into updates of
+    ``train_batch_size`` units, repeated for ``update_epochs`` epochs.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PolicyLearner:
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling = sampling
         self.refill = 0 if section.advantage in ("raw", "greedy") else section.refill
-        # of each agent that is trained
+        # one for each trained agent
         self.optimizers = [policy_optimizer(section, team, i) for i in team.trained]
 
     def train(self) -> None:
@@ -69,9 +69,10 @@ class PolicyLearner:
     def refilled(
         self, step: Step, trees: Sequence[RolloutResult]
     ) -> tuple[Step, Sequence[RolloutResult]]:
-        """Sample further tasks until as many as the step has teach something (``refill``).
+        """Sample additional tasks, at most ``refill`` times, until as many as the step had have a
+        nonzero credit.
 
-        Which tasks follows from the seed and the step alone, so that a resumed run has the same.
+        They depend only on the seed and the step, so that a resumed run samples the same.
         """
         trees, wanted = list(trees), len(step.tasks)
         spares = self.loop.schedule.spares(step.index - 1) if self.refill else []
@@ -94,18 +95,18 @@ class PolicyLearner:
         return any(self._trained_credit(decisions, self.credit(rolled)))
 
     def _trained_credit(self, decisions: Decisions, credit_D: Sequence[float]) -> list[float]:
-        """Return the credit, 0 for the decisions of agents that are not trained."""
+        """Return the credit, with 0 for decisions of untrained agents."""
         pairs = zip(decisions.numbered, credit_D, strict=True)
         return [credit if self.team.actor(d.agent).trained else 0.0 for d, credit in pairs]
 
     def credit(self, rolled: Rolled) -> list[float]:
-        """Return a number for each decision: the weight of its log-probability's gradient."""
+        """Return the advantage of each decision, which weights its log-probability's gradient."""
         raise NotImplementedError
 
     def loss(
         self, update: PolicyUpdate, batch: TokenBatch, policy: ActionLogprobs, sums: Sums
     ) -> torch.Tensor:
-        """Compute the loss of each token, (A,); what is logged is added to ``sums``."""
+        """Compute the loss of each token, shape (A,), and add statistics to ``sums``."""
         return update.loss(batch, policy, sums)
 
     def learn(self, rolled: Rolled, credit_D: Sequence[float]) -> dict[str, float]:
@@ -126,7 +127,7 @@ class PolicyLearner:
             for i in trained
         }
         rows_PN = [[[r for u in part for r in rows_UN[u][i]] for i in agents] for part in parts]
-        if section.takes_ratios:  # what other updates come before, batched as there
+        if section.takes_ratios:  # measure before the weights change, batched as in the updates
             self._each(lambda i: policies[i].measure([rows_N[i] for rows_N in rows_PN[1:]]))
         sums_N, norms_UN = [_credit_sums(decisions, credit_D, i) for i in agents], []
         updates = list(zip(parts, rows_PN, strict=True)) * section.update_epochs
@@ -150,8 +151,8 @@ class PolicyLearner:
         sums_N: Sequence[Sums],
         progress: float,
     ) -> list[float]:
-        """Make one optimizer step of every trained agent; return each one's gradient norm.
-        ``nodes``: of this process, by the agent."""
+        """Make one optimizer step for every trained agent; return their gradient norms. ``nodes``:
+        number of each agent's nodes in this process."""
         counts = {i: nodes[i] for i in policies}
         optimizers = dict(zip(policies, self.optimizers, strict=True))
         of_team = distributed.all_reduce_counts(counts)
@@ -165,7 +166,7 @@ class PolicyLearner:
         return [optimizer.step(progress) for optimizer in self.optimizers]
 
     def _each(self, work: Callable[[int], None]) -> None:
-        """Call ``work`` with each trained agent's index, while that agent acts."""
+        """Call ``work`` with each trained agent's index, inside ``Team.acting``."""
 
         def run(index: int) -> None:
             with self.team.acting(index):
@@ -175,9 +176,9 @@ class PolicyLearner:
         run_parallel(jobs, self.team.device, self.team.run_parallel)
 
     def _parts(self, rolled: Rolled, credit_D: Sequence[float]) -> list[list[int]]:
-        """Return this process's units of each update: those that one process alone would put there.
+        """Return this process's units for each update, divided as a single process would.
 
-        With ``refill``, tasks that teach nothing are left out, unless nothing would be left.
+        With ``refill``, tasks without credit are left out, unless no task would remain.
         """
         decisions = rolled.decisions
         numbers = iter(range(len(decisions.nodes_U)))
@@ -194,7 +195,7 @@ class PolicyLearner:
         ]
 
     def _rows(self, decisions: Decisions, credit_D: Sequence[float]) -> list[list[list[Row]]]:
-        """Collect for each unit and agent the rows of decisions that have a gradient."""
+        """Return the rows of decisions that have a gradient, for each unit and agent."""
         always = self.section.kl_coef > 0 or self.section.entropy_coef > 0
         rows_UN: list[list[list[Row]]] = []
         for of_nodes in decisions.of_unit():
@@ -223,7 +224,7 @@ class PolicyLearner:
         return policy
 
     def _metrics(self, index: int, sums: Sums) -> dict[str, float]:
-        """Return an agent's metrics. ``sums``: of all processes."""
+        """Return an agent's metrics. ``sums``: over all processes."""
         totals, section, passes = sums.totals, self.section, self.section.update_epochs
         count, tokens = max(1, totals["completions"]), max(1, totals["sampled_tokens"])
         variance = totals["credit_squared"] / count - (totals["credit"] / count) ** 2
@@ -246,7 +247,7 @@ class PolicyLearner:
 
 
 def _credit_sums(decisions: Decisions, credit_D: Sequence[float], agent: int) -> Sums:
-    """Sum what is logged of an agent's decisions, those without a gradient included."""
+    """Sum statistics of an agent's decisions, including those without a gradient."""
     sums = Sums(nodes=sum(nodes[agent] for nodes in decisions.nodes_U))
     for of_nodes in decisions.of_unit():
         for (other, _), numbers in of_nodes.items():

@@ -1,4 +1,4 @@
-"""Progress of a run: what it is doing, how far it is and how long it will take, by rich."""
+"""Progress of a run with rich: its current work, how much is done and the time left."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MINUTE = 60.0
 
 
 class Progress:
-    """Two of rich's tasks: the run, and its present work.
+    """Two progress bars of rich: the run, and its current work.
 
-    ``tell``: called with each work that begins, and once a minute with ``doing``, if the work says
-    how much of it is done.
+    ``tell`` is called with each work that begins and, if the work reports progress, once a minute
+    with ``doing``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,23 +29,23 @@ class Progress:
         run, work = (self.tasks.add_task("", total=1.0, visible=False) for _ in range(2))
         self._run, self._work = run, work
         self.title, self.tell = "", lambda doing: None
-        self.total: int | None = None  # training steps; None: their number is not known
+        self.total: int | None = None  # training steps; None: unknown
         self.reach(0, None, 0.0)
         self._reported = clock()
 
     def reach(self, step: int, total: int | None, share: float) -> None:
-        """Set the training steps that are done, those of the whole run, and the part of the run
-        that is done, in [0, 1]."""
+        """Set the number of finished training steps, that of the whole run (None: unknown), and
+        the fraction of the run that is done, in [0, 1]."""
         self.total = total
         text = escape(f"{self.title} {self.position(step)}")
         self.tasks.update(self._run, description=text, completed=share)
 
     def position(self, step: int) -> str:
-        """Return ``3/10``, or ``3`` if the number of steps is not known."""
+        """Return ``3/10``, or ``3`` if the total is unknown."""
         return str(step) if self.total is None else f"{step}/{self.total}"
 
     def show(self, title: str) -> None:
-        """Show the run, not only its work, under a title."""
+        """Show the run's bar too, with a title."""
         self.title = title
         self.tasks.update(self._run, visible=True, description=escape(title))
 
@@ -56,24 +56,24 @@ class Progress:
         self.tell(work)
 
     def part(self, share: float) -> None:
-        """Set the part of the present work that is done, in [0, 1]."""
+        """Set the fraction of the current work that is done, in [0, 1]."""
         self.tasks.update(self._work, completed=share)
         if self._clock() - self._reported >= MINUTE:
             self._reported = self._clock()
             self.tell(self.doing)
 
     def end(self) -> None:
-        """End the present work."""
+        """End the current work."""
         self.tasks.reset(self._work, visible=False, description="")
 
     @property
     def work(self) -> str:
-        """Return the present work; empty between two pieces."""
+        """Return the current work; empty if there is none."""
         return self.tasks.tasks[self._work].description
 
     @property
     def doing(self) -> str:
-        """Return the present work, how much of it is done and how long the rest will take."""
+        """Return the current work, how much of it is done and the time left."""
         work = self.tasks.tasks[self._work]
         if not work.completed:
             return work.description
@@ -82,14 +82,14 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the seconds left at the pace so far; None before the second training step."""
+        """Return the seconds left at the average pace; None before the second training step."""
         return self.tasks.tasks[self._run].time_remaining
 
 
 class Written:
-    """Completions, as they grow, as the share of the present work that they are.
+    """Reports sampled completions as progress of the current work.
 
-    ``total``: how many there may be; where fewer will do, the work ends early.
+    ``total``: the most completions; the work may end with fewer.
     """
 
     def __init__(self, progress: Progress, total: int) -> None:
@@ -101,5 +101,5 @@ class Written:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as h:mm:ss, after days if any."""
+    """Format seconds as h:mm:ss, preceded by days if any."""
     return str(timedelta(seconds=round(seconds)))

@@ -22,25 +22,25 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """The end of a log's part that belongs to the checkpoint that the run continues from."""
+    """The end of the part of a log that a resumed run keeps: up to its checkpoint."""
 
-    lines: int = 0  # of metrics.jsonl
+    lines: int = 0  # number of lines of metrics.jsonl
     update: int = -1
     env_steps: int = -1
 
 
 class Logger:
-    """A sink of metrics and episodes; a run may have several. A logger overrides what it needs."""
+    """A base class for sinks of metrics and episodes; a run may have several. Subclasses override
+    only the methods that they need."""
 
     def begin(self, mark: LogMark) -> None:
-        """Prepare the log before anything is logged: drop what an earlier process has logged
-        after ``mark``."""
+        """Prepare the log: remove what an earlier process logged after ``mark``."""
 
     def log(self, record: LogRecord) -> None:
         """Log metrics."""
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
-        """Log the episodes that a record is about."""
+        """Log the episodes of a record."""
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write buffered data."""

@@ -1,4 +1,4 @@
-"""The start of a run: its directory, configuration, and the checkpoint that it continues from."""
+"""Starts or resumes a run: finds its directory, configuration and checkpoint."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class Start:
 
     config: Config  # with ``output.dir`` filled in
     run_dir: Path
-    checkpoint: Path | None  # to continue from; None: a fresh start
-    continuing: bool  # what an earlier process left in ``run_dir`` is this run's own
+    checkpoint: Path | None  # to continue from; None: start from scratch
+    continuing: bool  # whether files in ``run_dir`` belong to this run
     sources: Sequence[Source] = ()  # the user's own modules
-    before: FolderSnapshot | None = None  # of a fresh start
+    before: FolderSnapshot | None = None  # of the folder, unless ``continuing``
 
 
 def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source] = ()) -> Start:
-    """Find and make the run directory and decide what the run continues from; main process only.
+    """Find or create the run directory, and the checkpoint to continue from. Main process only.
 
-    ``sources``: the user's own modules. Raises UserError where the directory cannot be written,
-    or holds a run that cannot be continued or is of another configuration or modules.
+    ``sources``: the user's own modules. Raises UserError if the directory cannot be written, or
+    contains a run that cannot be continued or has a different configuration or modules.
     """
     check_free(config.output, resume)
     name = f"{config.algorithm}_{config.dataset.short_name}_{config.seed}"
@@ -82,11 +82,10 @@ def prepare(config: Config, resume: bool, force: bool, sources: Sequence[Source]
 
 
 def _make_room(folder: Path, algorithm: str, continues: bool) -> None:
-    """Make room where there is a run without a checkpoint to continue from; move it aside if it
-    would be lost.
+    """Make room in a folder whose run has no checkpoint to continue from, by moving it aside.
 
-    One that was killed before its first checkpoint writes the same again, in its place. Raises
-    UserError for one that has come to its end.
+    A run that is resumed after a kill before its first checkpoint stays in place, as it writes the
+    same files again. Raises UserError if the run to resume is finished.
     """
     if continues:
         if (folder / SUMMARY).exists():
@@ -101,15 +100,14 @@ def _make_room(folder: Path, algorithm: str, continues: bool) -> None:
 
 
 def write_config(start: Start) -> None:
-    """Write ``config.yaml`` atomically: a kill leaves the old file or the new one. Before it,
-    write copies of the modules beside the file that was given, so that it finds them."""
+    """Write ``config.yaml`` atomically, after copies of the user's modules, which it refers to."""
     keep(start.run_dir, start.sources)
     files.replace(start.run_dir / CONFIG, yaml.safe_dump(start.config.to_dict(), sort_keys=False))
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value differs from the run's; None where it was not given."""
+    """A key whose value differs from the earlier run's; None stands for an unset value."""
 
     key: str
     before: Any
@@ -125,8 +123,7 @@ class Change:
 
 
 def _changes(folder: Path, settings: Mapping[str, Any], sources: Sequence[Source]) -> list[Change]:
-    """List the changes of the configuration, and of the user's modules, against those of the
-    run."""
+    """List changes of the configuration and of the user's modules since the run began."""
     if not (folder / CONFIG).exists():
         return []
     before, now = _flat(load_yaml(folder / CONFIG)), _flat(settings)

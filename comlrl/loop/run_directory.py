@@ -1,4 +1,4 @@
-"""The folder of a run: which it is, whether it is free, and how an earlier run makes room."""
+"""Finds the folder of a run, checks that it is free, and moves earlier runs aside."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TRACES = (CONFIG, SUMMARY, METRICS, CHECKPOINTS, FINAL_MODEL, BEST_MODEL)
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a run has left something there that another would overwrite."""
-    return any(os.path.lexists(folder / name) for name in TRACES)  # a link that leads nowhere, too
+    """Return whether a folder contains files of a run that another would overwrite."""
+    return any(os.path.lexists(folder / name) for name in TRACES)  # including broken links
 
 
 def check_free(output: OutputConfig, resume: bool) -> None:
-    """Raise UserError where ``output.dir`` holds a run that is at work, or that is to be neither
+    """Raise UserError if ``output.dir`` contains an active run, or one that is to be neither
     resumed nor moved aside."""
     folder = output.dir
     if folder is not None:
@@ -33,10 +33,11 @@ def check_free(output: OutputConfig, resume: bool) -> None:
 
 
 def find(output: OutputConfig, name: str, resume: bool) -> Path:
-    """Return ``output.dir``, or a free (resuming: the newest) folder of this name under
-    ``base_dir``, numbered if there are others.
+    """Return ``output.dir``, or else a free folder of this name under ``base_dir``, numbered if
+    others exist; with ``resume`` the last of those that are not free.
 
-    Raises UserError where the run to resume is at work."""
+    Raises UserError if the run to resume is active.
+    """
     if output.dir is not None:
         return Path(output.dir)
     base = Path(output.base_dir) / name
@@ -52,7 +53,7 @@ def find(output: OutputConfig, name: str, resume: bool) -> Path:
 
 
 def move_aside(folder: Path) -> Path:
-    """Rename the folder of a run to one that is free; nothing in it is touched."""
+    """Rename the folder of a run to a free name and return it."""
     aside = _beside(folder)
     try:
         return folder.rename(aside)

@@ -1,4 +1,4 @@
-"""One run a folder: a lock that ends with the process that holds it, however that ends."""
+"""A lock that limits a folder to one run; it is released whenever the holding process ends."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from filelock import FileLock, Timeout
 from comlrl.errors import UserError
 
 FILE = ".lock"
-WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # of some network file systems
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)  # file systems that do not support locks
 
 
 def holder(folder: Path) -> str | None:
-    """Return the process that runs in a folder, as ``process 123 on host``; None if none does."""
+    """Return the process that uses a folder, as ``process 123 on host``, or None."""
     path = folder / FILE
     if path.is_symlink() or not path.is_file():
         return None
@@ -27,23 +27,23 @@ def holder(folder: Path) -> str | None:
             return None
     except Timeout:
         return _text(path)
-    except OSError:  # not ours: then no run of ours can be in it either
+    except OSError:  # not accessible to this user, so no run of this user can be in it
         return None
 
 
 def refuse_in_use(folder: Path) -> None:
-    """Raise UserError if a run is at work in ``folder``."""
+    """Raise UserError if a run is active in ``folder``."""
     if (who := holder(folder)) is not None:
         raise _in_use(folder, who)
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which exists. Raises UserError if another process has it."""
+    """Hold the lock of an existing folder. Raises UserError if another process holds it."""
     path = folder / FILE
     lock = FileLock(path, mode=0o644)
     try:
-        lock.acquire(timeout=0.5)  # a call of ``holder`` takes it for a moment
+        lock.acquire(timeout=0.5)  # ``holder`` may hold it for a moment
     except Timeout:
         raise _in_use(folder, _text(path)) from None
     except OSError as error:

@@ -15,7 +15,7 @@ from comlrl.update.importance import ImportanceWeightedSampler
 
 
 class RunLog:
-    """Makes the records of a run and passes them on. Called by all processes alike."""
+    """Makes a run's log records and passes them to the logger. All processes must call it."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class RunLog:
         standing: Callable[[], Mapping[str, float]] = dict,
         sampled: ImportanceWeightedSampler | None = None,
     ) -> None:
-        """Set up the log. ``domain``: measures the trees. ``standing``: metrics that go into
-        every record of a step or an evaluation. ``sampled``: those of what training samples;
-        None if there are none. Both are called on all processes."""
+        """Set up the log. ``domain``: measures the trees. ``standing``: returns metrics for every
+        record of a step or an evaluation. ``sampled``: source of metrics of training samples, or
+        None. Both are called on all processes."""
         self.logger, self.domain = logger, domain
         self.standing, self.sampled = standing, sampled
         self.alarm = CollapseAlarm()
@@ -40,8 +40,7 @@ class RunLog:
         *,
         due: bool,
     ) -> Mapping[str, float]:
-        """Log a training step where it is ``due``; return its metrics, those of the trees
-        included."""
+        """Log a training step if ``due``; return its metrics, including those of the trees."""
         metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if due:
             costs = _costs(counters, step, gathered)
@@ -55,8 +54,8 @@ class RunLog:
         return metrics
 
     def stage(self, counters: Counters, metrics: Mapping[str, float]) -> None:
-        """Log the result of a stage beside the training steps."""
-        counters.logged += 1  # resuming keeps as many lines as were counted
+        """Log the result of a stage outside the training steps."""
+        counters.logged += 1  # a resumed run keeps this many lines
         self.logger.log(_record(counters, "train", metrics))
 
     def write(
@@ -66,7 +65,7 @@ class RunLog:
         metrics: Mapping[str, float],
         trees: Sequence[RolloutResult],
     ) -> None:
-        """Log a record of a step or an evaluation, and its episodes."""
+        """Log a record of a step or an evaluation, with its episodes."""
         counters.logged += 1
         metrics = {**metrics, **self.standing(), "training_step": float(counters.steps)}
         record = _record(counters, phase, metrics)
@@ -88,7 +87,7 @@ def _record(
 
 
 def _costs(counters: Counters, step: Step, gathered: Gathered) -> dict[str, float]:
-    """Return counts, times and memory of a step, which every algorithm logs."""
+    """Return the counts, times and memory of a step that every algorithm logs."""
     seconds = step.clock.total
     metrics = {
         "tasks_seen": float(counters.tasks_seen),

@@ -1,4 +1,4 @@
-"""A training step: its tasks, its time, what it has grown; and how far a run has come."""
+"""A training step: its tasks, times and rollouts; and a run's counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comlrl.update.minibatches import Span
 
 
 class Clock:
-    """Wall seconds of a training step, by its parts."""
+    """Wall-clock seconds of a training step, by part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def total(self) -> float:
-        """Return the total up to the last lap; up to now where there is none."""
+        """Return the seconds until the last lap, or until now if there is none."""
         return (self._last if self.seconds else time.monotonic()) - self._started
 
 
@@ -47,22 +47,22 @@ class Step:
     epoch: int  # 0-based
     tasks: list[Task]
     clock: Clock = field(default_factory=Clock)
-    deal: Deal = field(default_factory=Deal)  # of the tasks, once it is known who grows them
+    deal: Deal = field(default_factory=Deal)  # of the tasks; empty until they are divided
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return the step's part of every sample's key."""
+        """Return the part of all sampling keys that identifies the step."""
         return "train", self.index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """The rollouts that a training step learns from, over all processes."""
+    """The rollouts that a training step learns from, of all processes."""
 
     trees: Sequence[RolloutResult]
     env_steps: int
-    scored: int  # joint actions
-    tokens: int  # sampled
+    scored: int  # number of joint actions
+    tokens: int  # number of sampled tokens
     span: Span
 
 
@@ -74,32 +74,32 @@ class Rolled:
     index: int  # of the step, 1-based
     deal: Deal  # of the step's tasks
     span: Span
-    scored: int  # joint actions, of all processes
+    scored: int  # number of joint actions, over all processes
 
 
 @dataclass(kw_only=True)
 class Counters:
-    """Counts of steps and samples, all of which are stored in checkpoints."""
+    """A run's counters, all of which are stored in checkpoints."""
 
     steps: int = 0
     epoch: int = 0
     env_steps: int = 0
     updates: int = 0
     scored_joint_actions: int = 0
-    tasks_seen: int = 0  # trained on, each as often as it was
+    tasks_seen: int = 0  # trained on, counting repetitions
     sampled_tokens: int = 0
     train_seconds: float = 0.0
     evaluation_seconds: float = 0.0
-    wall_seconds: float = 0.0  # of the processes before this one
-    logged: int = 0  # lines of metrics.jsonl
-    evaluated: int = -1  # training steps done at the last evaluation
+    wall_seconds: float = 0.0  # before the run was resumed
+    logged: int = 0  # number of lines of metrics.jsonl
+    evaluated: int = -1  # number of training steps done at the last evaluation
     eval_start: dict[str, float] | None = None
     eval_end: dict[str, float] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # of the stages before the training steps
+    extra: dict[str, Any] = field(default_factory=dict)  # ``Loop.notes``
 
     @classmethod
     def from_dict(cls, held: Mapping[str, Any]) -> Counters:
-        """Read the counters of a checkpoint. Raise TypeError or ValueError where these are none."""
+        """Load the counters of a checkpoint. Raises TypeError or ValueError if they are invalid."""
         counters = cls(**held)
         for name, least in vars(cls()).items():
             value = getattr(counters, name)
@@ -113,8 +113,8 @@ class Counters:
 
 
 def seed_generators(seed: int, step: int) -> None:
-    """Seed the global generators anew at each step, alike on all processes: dropout and the like
-    then need no generator state to resume."""
+    """Seed the global generators at each step, equally on all processes, so that dropout and the
+    like are reproducible after a resume without stored generator states."""
     step_seed = int(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).hexdigest(), 16)
     torch.manual_seed(step_seed)
     np.random.seed(step_seed)
@@ -122,7 +122,8 @@ def seed_generators(seed: int, step: int) -> None:
 
 
 def peak_memory_mb() -> float:
-    """Return the GPU's peak allocation or, without a GPU, the process's peak resident memory."""
+    """Return the GPU's peak allocation or, without a GPU, the process's peak resident memory; in
+    MiB."""
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to."""
+"""``summary.json``: the results of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from comlrl.run_files import SUMMARY
 
 
 def write_summary(loop: Loop, algorithm: str) -> None:
-    """Write the summary (on the main process); a collective call under torchrun."""
+    """Write the summary on the main process. A collective call."""
     counters, evaluations = loop.counters, loop.evaluations
     best = None if evaluations is None else evaluations.best
-    # All that is trained must be alike on all processes: weights, optimizers, critics.
+    # Weights, optimizers and critics must be equal on all processes.
     components = [checkpoint.tensors_of(part) for part in loop.checkpoints.parts.values()]
     in_sync = distributed.in_sync(t for component in components for t in component.values())
     if not distributed.is_main():

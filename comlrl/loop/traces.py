@@ -1,6 +1,6 @@
-"""A run that was refused, or ended before anything was learned, leaves its folder as it found it.
+"""Restores the folder of a run that was refused, or ended before it learned anything.
 
-So no empty folder is left, and the next run need not take another name.
+No empty folder remains, and the next run can use the same name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from comlrl.run_files import API, CHECKPOINTS, FINAL_MODEL, METRICS, PREFERENCES, SUMMARY
 
-# What is worth keeping of a run without a logged training step.
+# Files worth keeping even if no training step was logged.
 RESULTS = (
     SUMMARY, f"{CHECKPOINTS}/step_*", FINAL_MODEL, PREFERENCES, "reward_model",
     "non_finite_batch.safetensors", f"{API}/*/*.jsonl",
@@ -25,7 +25,7 @@ class FolderSnapshot:
 
     folder: Path
     names: frozenset[str]
-    missing: tuple[Path, ...]  # the folder and those above it that were not there, innermost first
+    missing: tuple[Path, ...]  # the folder and its parents that did not exist, innermost first
 
     @classmethod
     def from_folder(cls, folder: Path) -> FolderSnapshot:
@@ -36,7 +36,7 @@ class FolderSnapshot:
         return cls(folder, names, tuple(path for path in above if not path.exists()))
 
     def restore(self) -> None:
-        """Remove what came after, unless there is a result or a training step among it."""
+        """Remove everything newer than the snapshot, unless the folder has results."""
         if not self.folder.is_dir() or _has_results(self.folder):
             return
         for path in list(self.folder.iterdir()):
@@ -46,7 +46,7 @@ class FolderSnapshot:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another run has begun beside it
+        with contextlib.suppress(OSError):  # another run may use a parent folder
             for path in self.missing:
                 path.rmdir()
 

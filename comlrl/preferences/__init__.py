@@ -1,1 +1,1 @@
-"""Joint candidates of tasks go in; preference pairs, and a joint reward model, come out."""
+"""Makes preference pairs, and a joint reward model, from joint candidates of tasks."""

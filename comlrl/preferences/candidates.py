@@ -1,9 +1,8 @@
-"""Joint candidates of a task: kept in the run directory, read back, joined into one text.
+"""Joint candidates of a task: stored in the run directory, loaded, and joined into one text.
 
-``preferences.jsonl`` holds one line for each task of each round: the round, the task's id, each
-agent's prompt, the joint candidates with their completions and raw task rewards, and, where
-something other than the task reward has compared them, its verdicts. Where agents act in order,
-each candidate also holds the prompts that its agents read.
+``preferences.jsonl`` has one line for each task of each round: the round, the task's id, each
+agent's prompt, and the joint candidates with their completions and raw task rewards. If agents act
+sequentially, each candidate also contains its agents' full prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from comlrl.run_files import PREFERENCES
 from comlrl.tasks.prompts import split_prefill
 from comlrl.types import Completion, Message, Tree
 
-ROUNDING = 1e-9  # sums of reward terms that are equal may differ in the last bit
+ROUNDING = 1e-9  # rewards that differ by less are equal: sums of terms differ in the last bit
 
 
 class PreferenceError(UserError):
@@ -35,7 +34,7 @@ class JointCandidate:
 
     completions_N: tuple[Completion, ...]
     reward: float
-    # what each agent read; None: the task's prompts, as all agents acted at once
+    # each agent's prompt; None: the task's prompts, as all agents acted simultaneously
     prompts_N: tuple[tuple[Message, ...], ...] | None = None
 
     @property
@@ -45,8 +44,8 @@ class JointCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two joint candidates of one task, by index, and the difference of their task rewards: above
-    0 where the task reward says which is better."""
+    """Indices of two joint candidates of one task, and the difference of their task rewards
+    (> 0)."""
 
     winner: int
     loser: int
@@ -55,10 +54,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateSet:
-    """One task's scored joint candidates of one round."""
+    """One task's scored joint candidates in one round."""
 
     task_id: str
-    prompts_N: tuple[tuple[Message, ...], ...]  # without what others wrote in the turn
+    prompts_N: tuple[tuple[Message, ...], ...]  # without texts of other agents in the turn
     candidates_K: tuple[JointCandidate, ...]
     round: int = 0
 
@@ -69,7 +68,7 @@ class CandidateSet:
         round_index: int = 0,
         prompts_N: tuple[tuple[Message, ...], ...] | None = None,
     ) -> CandidateSet:
-        """Return the joint actions of a single-turn tree.
+        """Build the set from the joint actions of a single-turn tree.
 
         ``prompts_N``: the task's prompts, if agents act sequentially; None: those of the root.
         """
@@ -93,7 +92,7 @@ class CandidateSet:
         return (self.candidates_K[candidate].prompts_N or self.prompts_N)[agent]
 
     def joined(self, other: CandidateSet) -> CandidateSet:
-        """Join two rounds' candidates of one task."""
+        """Return this task's candidates together with those of another round."""
         return replace(self, candidates_K=self.candidates_K + other.candidates_K)
 
 
@@ -102,8 +101,8 @@ def joint_text(
 ) -> str:
     """Return a joint action as one text.
 
-    It holds each agent's prompt and response, in order; or all prompts, in order, and then all
-    responses.
+    The order is each agent's prompt and response or, with ``prompts_first``, all prompts and then
+    all responses.
     """
     parts = [text for pair in zip(prompts_N, responses_N, strict=True) for text in pair]
     if prompts_first:
@@ -119,7 +118,7 @@ def joint_texts(candidates: CandidateSet, prompts_first: bool = False) -> list[s
 
 
 def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
-    """Add lines in one write, flushed to the disk."""
+    """Append lines in a single write and flush them to disk."""
     lines = "".join(json.dumps(_to_json(item)) + "\n" for item in sets)
     with path.open("ab", buffering=0) as file:
         file.write(lines.encode())
@@ -127,7 +126,7 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
 
 
 def drop_after(path: Path, round_index: int) -> None:
-    """Remove a torn last line that a crash left, and the rounds after ``round_index``."""
+    """Remove an incomplete last line, left by a crash, and the rounds after ``round_index``."""
     content = path.read_bytes()
     valid_bytes = 0
     for line in content.splitlines(keepends=True):
@@ -139,16 +138,16 @@ def drop_after(path: Path, round_index: int) -> None:
 
 
 def preferences_file(folder_or_file: str) -> Path:
-    """Return the file that the key ``preferences`` names: itself, or one in a run's folder."""
+    """Return the file that the key ``preferences`` refers to, directly or by a run's folder."""
     path = Path(folder_or_file)
     return path / PREFERENCES if path.is_dir() else path
 
 
 def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
-    """Read the lines of a ``preferences.jsonl``. Raises PreferenceError naming file and line.
+    """Read a ``preferences.jsonl``. Raises PreferenceError naming the file and line.
 
-    ``token_ids``, ``finished`` and ``round`` may be missing, as in files made by hand: completions
-    then have no token ids, and count as finished; the round is the first.
+    ``token_ids``, ``finished`` and ``round`` may be missing, as in files written by hand:
+    completions then have no token ids and count as finished, and the round is 0.
     """
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")

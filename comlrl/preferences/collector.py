@@ -1,7 +1,7 @@
-"""Labels the joint candidates of each round's tasks, and keeps them in the run directory.
+"""Samples and labels the joint candidates of each round, and stores them in the run directory.
 
-Sampling is keyed, and a resumed run comes to the policies of a round's start again, so that a
-collection that was interrupted continues where it stopped and comes to the same candidates.
+Sampling is keyed, and a resumed run restores the policies of the round's start. An interrupted
+collection therefore continues where it stopped, with the same candidates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from comlrl.types import Sampling, Task
 
 
 class Stage(Protocol):
-    """The interface that the loop of training steps (``comlrl/loop/loop.py``) has to provide."""
+    """The interface that the training loop (``comlrl/loop/loop.py``) provides."""
 
     run_dir: Path
 
@@ -63,7 +63,7 @@ class Stage(Protocol):
 
 
 class Collector:
-    """The labelled candidates of a run, round after round."""
+    """Collects the labelled candidates of a run, round by round."""
 
     def __init__(
         self,
@@ -76,21 +76,20 @@ class Collector:
         seed: int,
         resume: bool,
     ) -> None:
-        """Initialize the collector. ``tasks_of``: a round's tasks.
+        """Set up the collector. ``tasks_of``: round index → its tasks.
 
-        ``resume``: continue with the data in the run directory; otherwise replace an older file
-        there.
+        ``resume``: continue with the file in the run directory; otherwise replace it.
         """
         self.section, self.rollout, self.loop, self.sampling = section, rollout, loop, sampling
         self.tasks_of, self.seed, self.resume = tasks_of, seed, resume
         self.shape = section.candidate_shape
         self._rounds: list[Round] = []
-        self._stored: list[CandidateSet] | None = None  # of the file, by earlier processes
+        self._stored: list[CandidateSet] | None = None  # written to the file by earlier processes
 
     def round(self, index: int) -> Round:
-        """Return round ``index``, sampled from the present policies unless it was before.
+        """Return round ``index``, sampled from the current policies unless it is already stored.
 
-        Raises PreferenceError if nothing can be learned from it, and Interrupted on a signal.
+        Raises PreferenceError if it has no pairs to learn from, and Interrupted on a signal.
         """
         while len(self._rounds) <= index:
             self._rounds.append(self._label(len(self._rounds), index))
@@ -98,12 +97,12 @@ class Collector:
 
     @property
     def labelled(self) -> int:
-        """Joint candidates of all rounds so far."""
+        """Number of joint candidates of all rounds so far."""
         every = (item for made in self._rounds for item in made.tasks)
         return sum(len(item.candidates.candidates_K) for item in every)
 
     def replayed(self, index: int) -> list[tuple[Round, float]]:
-        """Return the earlier rounds that count in round ``index``, and their pairs' weights."""
+        """Return the earlier rounds that round ``index`` also trains on, with pair weights."""
         section = self.section
         weights = replay_weights(
             section.replay, index, section.replay_rounds, section.replay_lambda
@@ -140,7 +139,7 @@ class Collector:
         )
 
     def _read(self, path: Path) -> list[CandidateSet]:
-        """Read another run's candidates, of all its rounds, for this run's training tasks."""
+        """Read candidates of all rounds of another run for this run's training tasks."""
         sets: dict[str, CandidateSet] = {}
         for item in read_sets(path, self.section.num_agents):
             earlier = sets.get(item.task_id)
@@ -158,7 +157,7 @@ class Collector:
         return known_tasks
 
     def _collect(self, index: int, present: int) -> list[CandidateSet]:
-        """Collect round ``index``; earlier rounds are in the file."""
+        """Collect round ``index``; rounds before ``present`` are read from the file."""
         path = self.loop.run_dir / PREFERENCES
         if self._stored is None:
             self._stored = self._go_on(path, present)
@@ -176,11 +175,11 @@ class Collector:
 
     @property
     def _remembered(self) -> dict[str, Any]:
-        """The checkpoint's data on the file: rounds, length and checksum."""
+        """The file's rounds, length and checksum as recorded in the checkpoint."""
         return self.loop.notes.get("preferences", {})
 
     def _go_on(self, path: Path, present: int) -> list[CandidateSet]:
-        """Return the candidates that earlier processes of this run have stored."""
+        """Return the candidates stored by earlier processes of this run."""
         if self._remembered and not path.exists():
             raise PreferenceError(f"'{path}' is missing; the run cannot continue without it")
         if distributed.is_main():
@@ -201,7 +200,7 @@ class Collector:
     def _sample(
         self, path: Path, index: int, tasks: Sequence[Task], have: dict[str, CandidateSet]
     ) -> dict[str, CandidateSet]:
-        """Complete ``have``, some tasks at a time; each result is saved immediately."""
+        """Sample the tasks missing in ``have``, some at a time, saving each result immediately."""
         left = [task for task in tasks if task.task_id not in have]
         size = tasks_at_once(self.section.batch_size, self.section.preference_num_candidates)
         started, done = time.monotonic(), len(have)
@@ -218,7 +217,7 @@ class Collector:
     def _grow(self, tasks: Sequence[Task], index: int) -> list[CandidateSet]:
         deal, key = self.loop.deal(tasks), ("preferences", index)
         trees = self.rollout.grow(deal.shard(tasks), self.shape, self.sampling, key)
-        in_order = len(self.shape.stages) > 1  # some have read what others wrote
+        in_order = len(self.shape.stages) > 1  # prompts contain texts of earlier agents
         first_N, count = self.rollout.prompts.first_N, self.section.num_agents
         sets = [
             CandidateSet.from_tree(tree, index, first_N(tree.task, count) if in_order else None)
@@ -227,18 +226,18 @@ class Collector:
         return deal.gather(sets)
 
     def _count(self, sets: Sequence[CandidateSet]) -> None:
-        """Count candidates as scored joint actions, though not always as steps of the x-axis."""
+        """Count candidates as scored joint actions; the trainers count which are ``env_steps``."""
         shape = self.shape
         candidates = [candidate for item in sets for candidate in item.candidates_K]
         tokens = sum(len(c.token_ids) for each in candidates for c in each.completions_N)
-        cross = shape.joint_mode == "cross"  # each completion is in so many joint candidates
+        cross = shape.joint_mode == "cross"  # each completion is in ``often`` joint candidates
         often = shape.num_generations ** (shape.num_agents - 1) if cross else 1
         self.loop.count(scored=len(candidates), tokens=tokens // often)
 
     def _remember(self, path: Path, index: int) -> None:
         """Record in checkpoints which part of the file the run has learned from.
 
-        Another file is refused.
+        Raises PreferenceError if a file other than the recorded one is read.
         """
         if self._remembered and self.section.preferences is not None:
             self._check(path)

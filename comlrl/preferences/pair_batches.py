@@ -1,4 +1,4 @@
-"""Preference pairs → each agent's completions, read once however many pairs they are in."""
+"""Batches of preference pairs, in which each completion is computed once for all its pairs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from comlrl.tasks.prompts import split_prefill
 from comlrl.types import Completion, Row
 from comlrl.update.accumulate import micro_batches
 
-ROW_TOKENS = 2048  # completions share a row, and with it the prompt, up to so many tokens of theirs
+ROW_TOKENS = 2048  # most completion tokens of a row, whose completions share their prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A pair of a task, and how much it counts."""
+    """A task's pair and its weight in the loss."""
 
     task: TaskPairs
     pair: Pair
@@ -29,7 +29,7 @@ class Weighted:
 
 
 def interleaved(tasks: Sequence[TaskPairs], weight: float = 1.0) -> list[Weighted]:
-    """Return each task's first pair, then each one's second, …: updates see many tasks."""
+    """Return each task's first pair, then each task's second, …, so that updates mix tasks."""
     most = max((len(item.pairs) for item in tasks), default=0)
     return [
         Weighted(item, item.pairs[n], weight)
@@ -41,7 +41,7 @@ def interleaved(tasks: Sequence[TaskPairs], weight: float = 1.0) -> list[Weighte
 
 @dataclass
 class PairBatch:
-    """P pairs and the C different candidates that they are made of."""
+    """P pairs and the C distinct candidates that they consist of."""
 
     candidates_C: list[tuple[CandidateSet, int]] = field(default_factory=list)
     winner_P: list[int] = field(default_factory=list)  # indices into the candidates
@@ -71,11 +71,11 @@ class PairBatch:
         return torch.tensor(self.weights, dtype=torch.float64)
 
     def differences(self, value_C: torch.Tensor) -> torch.Tensor:
-        """Return winner's minus loser's value of each pair, shape (P,)."""
+        """Return the winner's minus the loser's value for each pair; shape (P,)."""
         return value_C[self.winner_P] - value_C[self.loser_P]
 
     def coefficients(self, weight_P: torch.Tensor) -> torch.Tensor:
-        """Return ∂/∂value_C of Σ weight · difference, shape (C,)."""
+        """Return the gradient of Σ weight · difference with respect to value_C; shape (C,)."""
         value_C = torch.zeros(len(self.candidates_C), dtype=weight_P.dtype)
         value_C.index_add_(0, torch.tensor(self.winner_P, dtype=torch.long), weight_P)
         value_C.index_add_(0, torch.tensor(self.loser_P, dtype=torch.long), -weight_P)
@@ -83,7 +83,7 @@ class PairBatch:
 
 
 class TokenizedCompletion(NamedTuple):
-    """One agent's completion of a prompt, in tokens."""
+    """One agent's prompt and completion as token ids."""
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -92,9 +92,9 @@ class TokenizedCompletion(NamedTuple):
 def distinct_completions(
     agent: Agent, candidates_C: Sequence[tuple[CandidateSet, int]], sampled_here: bool = False
 ) -> tuple[list[TokenizedCompletion], list[int]]:
-    """Return the agent's U different completions, and which of them each candidate holds.
+    """Return the agent's U distinct completions, and each candidate's index into them.
 
-    ``sampled_here``: by this run's agents, not read from the user's file.
+    ``sampled_here``: this run's agents sampled the candidates; false: they come from a user's file.
     """
     prompts: dict[Any, tuple[int, ...]] = {}
     place: dict[TokenizedCompletion, int] = {}
@@ -103,7 +103,7 @@ def distinct_completions(
         prompt = candidates.read_by(agent.index, k)
         completion = candidates.candidates_K[k].completions_N[agent.index]
         without_prefill, prefill = split_prefill(prompt)
-        if not completion.text.startswith(prefill):  # it was written without one
+        if not completion.text.startswith(prefill):  # written without the prefill
             prompt, prefill = without_prefill, ""
         if prompt not in prompts:
             prompts[prompt] = tuple(agent.encode(prompt))
@@ -118,10 +118,7 @@ def all_candidates(tasks: Sequence[TaskPairs]) -> list[tuple[CandidateSet, int]]
 
 
 def rows_of(completions_U: Sequence[TokenizedCompletion], weights: Sequence[float]) -> list[Row]:
-    """Return rows of completions, those of a prompt side by side.
-
-    A completion with a coefficient of 0 is left out.
-    """
+    """Pack completions of the same prompt into rows, leaving out those with weight 0."""
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for u, completion in enumerate(completions_U):
         if weights[u] != 0 and completion.ids:
@@ -142,7 +139,7 @@ def rows_of(completions_U: Sequence[TokenizedCompletion], weights: Sequence[floa
 def logprobs(
     agent: Agent, completions_U: Sequence[TokenizedCompletion], temperature: float
 ) -> torch.Tensor:
-    """Return log π of each completion; shape (U,), float64, on the CPU."""
+    """Compute log π of each completion; shape (U,), float64, on the CPU."""
     value_U = torch.zeros(len(completions_U), dtype=torch.float64)
     for packed in micro_batches(agent, rows_of(completions_U, [1.0] * len(completions_U))):
         chosen = action_logprobs(agent, packed, temperature)
@@ -152,23 +149,23 @@ def logprobs(
 
 
 def completion_ids(agent: Agent, completion: Completion, prefill: str = "") -> tuple[int, ...]:
-    """Return the tokens of a completion from a file.
+    """Return the token ids of a completion from a file.
 
-    They are those that it names. If these are not this agent's (preferences of another model, or
-    written by hand), its tokenizer encodes the text, with end-of-sequence if it is finished.
-    ``prefill``: how the text begins; its tokens are the prompt's.
+    The stored ids are used if they decode to the text. Otherwise (preferences of another model, or
+    written by hand) the agent's tokenizer encodes the text, with end-of-sequence if the completion
+    is finished. ``prefill``: the beginning of the text, whose tokens belong to the prompt.
     """
     ids, text = completion.token_ids, completion.text.removeprefix(prefill)
     if ids and min(ids) >= 0 and max(ids) < agent.vocabulary:
         decoded = agent.decode(ids)
-        if decoded == text or (text and decoded.startswith(text)):  # a text may have stopped it
+        if decoded == text or (text and decoded.startswith(text)):  # ids may include a stop text
             return ids
     encoded = agent.encoder.encode_text(text)
     return (*encoded, agent.stop_ids[0]) if completion.finished else tuple(encoded)
 
 
 def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Group consecutive members, at most ``ROW_TOKENS`` together (one at least)."""
+    """Group consecutive members with at most ``ROW_TOKENS`` tokens, or single ones."""
     parts: list[list[int]] = []
     room = 0
     for member, length in zip(members, lengths, strict=True):
@@ -181,8 +178,8 @@ def _parts(members: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
 
 
 class ReferenceValues:
-    """log π of a round's completions under the reference, taken at the round's start; a part of
-    checkpoints, as the policies of that time are gone in the middle of the round."""
+    """log π of a round's completions under the reference, computed at the round's start. Stored in
+    checkpoints, because the policies of that time no longer exist later in the round."""
 
     def __init__(self, agents: int) -> None:
         self.round = -1
@@ -200,7 +197,7 @@ class ReferenceValues:
         ]
 
     def values_of(self, index: int, completions_U: Sequence[TokenizedCompletion]) -> torch.Tensor:
-        """Return agent ``index``'s values, shape (U,)."""
+        """Return the values of agent ``index``; shape (U,)."""
         return torch.tensor(
             [self.known_N[index][completion] for completion in completions_U], dtype=torch.float64
         )

@@ -1,4 +1,4 @@
-"""Joint candidates → preference pairs, some of them held out."""
+"""Selects preference pairs from joint candidates, and holds some of them out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from comlrl.keyed import order
 from comlrl.preferences.candidates import ROUNDING, CandidateSet, Pair, PreferenceError
 
-AT_ONCE = 256  # joint candidates that are sampled together at least, where there are so many
+AT_ONCE = 256  # least number of joint candidates sampled together, if there are as many
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPairs:
-    """The pairs of one task, with their candidates."""
+    """One task's candidates and the pairs selected from them."""
 
     candidates: CandidateSet
     pairs: tuple[Pair, ...]
-    ties: int  # pairs of candidates with equal rewards, dropped
+    ties: int  # number of dropped pairs, whose rewards are equal
 
     @property
     def task_id(self) -> str:
@@ -33,8 +33,8 @@ class Round:
     """One round's labelled candidates."""
 
     index: int
-    tasks: tuple[TaskPairs, ...]  # all
-    train: tuple[TaskPairs, ...]  # of those that have pairs
+    tasks: tuple[TaskPairs, ...]  # all, including tasks without pairs
+    train: tuple[TaskPairs, ...]
     held_out: tuple[TaskPairs, ...]
 
     @property
@@ -45,7 +45,7 @@ class Round:
 
 
 def tasks_at_once(batch_size: int, num_candidates: int) -> int:
-    """Return the number of tasks sampled and saved together; an interruption loses no more."""
+    """Return how many tasks are sampled and saved together: the most that an interruption loses."""
     return max(batch_size, -(-AT_ONCE // num_candidates))
 
 
@@ -55,11 +55,11 @@ def select_pairs(
     limit: int | None,
     shuffle: Callable[[int], Sequence[int]],
 ) -> tuple[list[Pair], int]:
-    """Select at most ``limit`` (winner, loser) pairs (None: all); also return the ties dropped.
+    """Select at most ``limit`` pairs (None: all); also return the number of ties dropped.
 
-    ``reward_gap``: the largest gap first; of equal gaps the pair whose two candidates have been
-    used least, then the lowest indices, so that one winner does not fill all pairs. ``random``:
-    in the order of ``shuffle(count)``. ``all``: every pair.
+    ``reward_gap``: the largest gaps first; among equal gaps the pair whose candidates were used
+    least, then the lowest indices, so that one winner does not dominate. ``random``: in the order
+    of ``shuffle(count)``. ``all``: every pair.
     """
     count = len(rewards_K)
     pairs = [
@@ -96,7 +96,7 @@ def _largest_gaps(pairs: Sequence[Pair], limit: int, count: int) -> list[Pair]:
 def task_pairs(
     sets: Iterable[CandidateSet], selection: str, limit: int | None, seed: int
 ) -> list[TaskPairs]:
-    """Return each task's pairs, by the task reward."""
+    """Select each task's pairs by the task reward."""
     chosen = []
     for candidates in sets:
         rewards_K = [candidate.reward for candidate in candidates.candidates_K]
@@ -107,7 +107,7 @@ def task_pairs(
 
 
 def check_some(tasks: Sequence[TaskPairs]) -> None:
-    """Raise PreferenceError if no task has pairs."""
+    """Check that some task has pairs. Raises PreferenceError otherwise."""
     if not any(item.pairs for item in tasks):
         raise PreferenceError(
             f"preferences: no task of {len(tasks)} has two candidates with different rewards; "
@@ -118,11 +118,11 @@ def check_some(tasks: Sequence[TaskPairs]) -> None:
 def hold_out(
     tasks: Sequence[TaskPairs], share: float, seed: int, earlier: Sequence[Round] = ()
 ) -> tuple[list[TaskPairs], list[TaskPairs]]:
-    """Split tasks with pairs into (training, held-out), so that no candidate is in both.
+    """Split tasks with pairs into training and held-out tasks.
 
-    A task keeps its part of an ``earlier`` round, so that nothing is ever fitted to a held-out
-    task. Of the others as many are drawn as make up the share, which above 0 is at least one task
-    if there are two; once every task has had its pairs, a round may have none held out.
+    A task keeps the side it had in an ``earlier`` round, so that held-out tasks are never trained
+    on. New tasks are drawn until the held-out part reaches ``share``; above 0, that is at least one
+    task if there are two. Once every task has a side, a round may have no held-out tasks.
     """
     useful = [item for item in tasks if item.pairs]
     count = min(max(1, round(share * len(useful))), len(useful) - 1) if share > 0 else 0
@@ -139,7 +139,7 @@ def hold_out(
 
 
 def summarize(tasks: Sequence[TaskPairs], held_out: Sequence[TaskPairs]) -> dict[str, Any]:
-    """Return ``preferences_summary.json``: counts, and how many selected pairs have which gap."""
+    """Return the content of ``preferences_summary.json``: counts, and a histogram of gaps."""
     gaps = [round(pair.gap, 6) for item in tasks for pair in item.pairs]
     return {
         "tasks": len(tasks),

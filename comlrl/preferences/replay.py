@@ -1,13 +1,14 @@
-"""Which earlier rounds' pairs are learned from again, and how much each counts."""
+"""The weights of earlier rounds' pairs in a round's training."""
 
 from __future__ import annotations
 
 
 def replay_weights(kind: str, index: int, rounds: int | None, decay: float) -> dict[int, float]:
-    """Return earlier round → weight of its pairs in round ``index``; the present one's is 1.
+    """Return a mapping from earlier rounds to the weight of their pairs in round ``index``.
 
-    ``current``: none. ``last_k``: the last ``rounds`` before this one, and ``all`` of them, at 1.
-    ``lambda_decay``: a pair of age a (rounds ago) at decay^a, of at most ``rounds`` (None: all).
+    The current round's weight is 1. ``current``: no earlier rounds. ``last_k``: the last ``rounds``
+    with weight 1. ``all``: all with weight 1. ``lambda_decay``: the last ``rounds`` (None: all)
+    with weight decay^a, where a is the round's age.
     """
     if kind == "current":
         return {}

@@ -1,7 +1,7 @@
 """MARLHF's joint reward model: a one-label sequence classifier on the text of a joint action.
 
-Texts are tokenized here, once for training and scoring alike: end-of-sequence is appended, and a
-text beyond ``max_length`` keeps its last tokens when it is scored. ``reward_training.py`` fits one.
+Training and scoring tokenize texts with ``RewardModel.encode``. When scored, a text beyond
+``max_length`` keeps its last tokens. ``reward_training.py`` trains the model.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class WeakRewardModelError(UserError):
 
 @dataclass(kw_only=True)
 class Facts:
-    """Facts about a reward model; ``reward_model.json`` beside its weights."""
+    """Facts about a reward model, stored as ``reward_model.json`` beside its weights."""
 
     base: str
     max_length: int
-    prompts_first: bool = False  # the form of the joint texts that it was fitted to
+    prompts_first: bool = False  # format of the joint texts that it was trained on
     mean: float = 0.0  # of the raw scores of the round's candidates
     std: float = 1.0
-    accuracy: float | None = None  # share of held-out pairs ordered rightly; None if there are none
-    loss: float | None = None  # on those pairs
+    accuracy: float | None = None  # share of held-out pairs ordered correctly; None without pairs
+    loss: float | None = None  # on the held-out pairs
     pairs: int = 0  # trained on
     held_out_pairs: int = 0
-    too_long: int = 0  # training pairs left out, a text of theirs exceeding max_length
-    round: int = 0  # after whose labels it was fitted
+    too_long: int = 0  # training pairs left out because a text exceeds max_length
+    round: int = 0  # whose labels it was trained on last
 
 
 class RewardModel:
@@ -69,12 +69,12 @@ class RewardModel:
         return [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
 
     def holds(self, text: str) -> bool:
-        """Return whether a text is short enough to be fitted to."""
+        """Return whether a text is short enough to train on."""
         return len(self.encode(text)) <= self.facts.max_length
 
     @torch.no_grad()
     def raw(self, texts: Sequence[str]) -> list[float]:
-        """Return the classifier's outputs, in order; a text that occurs twice is read once."""
+        """Return the classifier's outputs, in order; repeated texts are computed once."""
         every = list(dict.fromkeys(texts))
         ids = [self.encode(text)[-self.facts.max_length :] for text in every]
         self.model.eval()
@@ -83,7 +83,7 @@ class RewardModel:
         return [scores[text] for text in texts]
 
     def _by_modules(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, float]]:
-        """Yield (index of the text, its score), texts of similar length together."""
+        """Yield (index of a text, its score), batching texts of similar length."""
         rows = [Row(tuple(ids), (), (), (index,)) for index, ids in enumerate(texts)]
         for group in row_groups(rows, BATCH_TOKENS):
             yield from zip(
@@ -95,7 +95,7 @@ class RewardModel:
     def _by_fast_decoder(
         self, texts: Sequence[list[int]], fast: FastDecoder
     ) -> Iterator[tuple[int, float]]:
-        """Yield the same pairs; texts share the computation of common prefixes."""
+        """Yield (index of a text, its score), computing common prefixes once."""
         device, pad = next(self.model.parameters()).device, self.tokenizer.pad_token_id
         rows = split_rows(shared_rows(texts), BATCH_TOKENS)
         with fast.sampling():
@@ -105,7 +105,7 @@ class RewardModel:
                 yield from zip((i for row in group for i in row.indices), raw, strict=True)
 
     def scores(self, texts: Sequence[str]) -> list[float]:
-        """Return raw scores less the round's candidate mean, over their standard deviation."""
+        """Return scores standardized by the mean and deviation of the round's candidates."""
         return [(score - self.facts.mean) / self.facts.std for score in self.raw(texts)]
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
@@ -119,23 +119,23 @@ class RewardModel:
         return logits.float().squeeze(-1).tolist()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights: adapter and head, or everything."""
+        """Return the trained weights: adapter and head with LoRA, otherwise all weights."""
         state = self.model.state_dict()
         if not isinstance(self.model, PeftModel):
             return state
         return {n: t for n, t in state.items() if "lora_" in n or ".score." in n}
 
     def freeze(self) -> None:
-        """Freeze the model; texts are read by the fast decoder if it supports the model."""
+        """Freeze the model, and use the fast decoder from now on if it supports the model."""
         self.model.requires_grad_(False).eval()
         if isinstance(self.model, PeftModel):
             inner: Any = self.model.get_base_model()
-            inner.score.float()  # scores that lie close are not rounded to one
+            inner.score.float()  # lower precision would round close scores to the same value
             self.fast = fast_decoder(inner, add_router(inner), ["default"], learning=False)
 
     def measure(self, labelled: Round) -> None:
-        """Take mean and deviation of all the round's candidates, those of tasks whose rewards tie
-        too, and the accuracy on the held-out pairs."""
+        """Measure the mean and deviation of the scores of all the round's candidates, including
+        tasks without pairs, and accuracy and loss on the held-out pairs."""
         raw_of = {item.task_id: self.scores_of(item) for item in labelled.tasks}
         facts, values = self.facts, torch.tensor([raw for each in raw_of.values() for raw in each])
         facts.mean, facts.std = float(values.mean()), float(values.std(correction=0)) or 1.0
@@ -147,7 +147,7 @@ class RewardModel:
             facts.loss = float(-torch.nn.functional.logsigmoid(margin_P).mean())
 
     def order(self, tasks: Sequence[TaskPairs]) -> float | None:
-        """Return the share of these tasks' pairs that it orders correctly; None without pairs."""
+        """Return the share of these tasks' pairs ordered correctly; None without pairs."""
         right = [m > 0 for item in tasks for m in margins(item, self.scores_of(item))]
         return sum(right) / len(right) if right else None
 
@@ -156,7 +156,7 @@ class RewardModel:
         return self.raw(joint_texts(item.candidates, self.facts.prompts_first))
 
     def save(self, folder: Path) -> None:
-        """Save adapter and head (or all weights), tokenizer and facts; the facts last."""
+        """Save adapter and head (or all weights) and the tokenizer, then the facts."""
         (folder / FACTS).unlink(missing_ok=True)
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -166,7 +166,7 @@ class RewardModel:
 
 
 def margins(item: TaskPairs, raw_K: Sequence[float]) -> list[float]:
-    """Return the raw score of winner less loser of each pair."""
+    """Return, for each pair, the winner's raw score minus the loser's."""
     return [raw_K[pair.winner] - raw_K[pair.loser] for pair in item.pairs]
 
 
@@ -178,7 +178,7 @@ def load(
 ) -> RewardModel:
     """Load what ``RewardModel.save`` wrote.
 
-    Raises PreferenceError where the folder holds no reward model.
+    Raises PreferenceError if the folder contains no reward model.
     """
     try:
         facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
@@ -189,7 +189,7 @@ def load(
         model.score.float()  # as it was trained
         if adapted:
             model = PeftModel.from_pretrained(model, str(folder))
-    except Exception as error:  # the readers' many kinds
+    except Exception as error:  # the libraries raise many kinds
         reason = load_failure(error)
         raise PreferenceError(f"reward_model: '{folder}' cannot be loaded: {reason}") from error
     reward = RewardModel(model.to(device), tokenizer, facts)
@@ -198,7 +198,7 @@ def load(
 
 
 def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
-    """Return a language model with a fresh score head, without a report that the head is fresh."""
+    """Return a language model with a new score head, without the warning about its new weights."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -210,7 +210,8 @@ def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
 
 
 def _autocast(model: Any) -> Any:
-    """Return autocast for bf16 bases, whose head and adapter are float32; else a null context."""
+    """Return bf16 autocast for bf16 bases, whose adapter and head are float32, else a null
+    context."""
     parameter = next(model.parameters())
     if parameter.dtype != torch.bfloat16:
         return contextlib.nullcontext()
@@ -218,10 +219,10 @@ def _autocast(model: Any) -> Any:
 
 
 class ModelReward(Reward):
-    """The model's score as the reward; the task's reward is logged beside it.
+    """Uses the model's score as the reward, and keeps the task's reward for the log.
 
-    With rounds, checkpoints hold the model: its facts and weights are ``restored`` until it is
-    built from them.
+    With rounds, checkpoints contain the model: ``restored`` holds its facts and weights until the
+    model is built from them.
     """
 
     def __init__(self, task_reward: Reward, prompts: Prompts) -> None:
@@ -256,7 +257,7 @@ class ModelReward(Reward):
         return self.model.scores(texts)
 
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
-        """Return the model's mean score of evaluation trees, to report beside their task reward."""
+        """Return the model's mean score of evaluation trees, reported beside their task reward."""
         actions = [action for tree in trees for action in tree.scored_actions()]
         if not actions:
             return {}

@@ -1,7 +1,7 @@
-"""Pairs of joint texts → a reward model, fitted by TRL's ``RewardTrainer``.
+"""Trains a reward model on pairs of joint texts with TRL's ``RewardTrainer``.
 
-Its loss is −log σ(r_winner − r_loser − m); the margin m is 0 unless ``Fit.margin`` asks for one.
-Pairs with a text beyond ``max_length`` are left out and counted. Then the model is frozen.
+The loss is −log σ(r_winner − r_loser − m), with the margin m = ``Fit.margin`` · gap. Pairs with a
+text beyond ``max_length`` are left out and counted. The trained model is frozen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from comlrl.preferences.text_states import last_states, shared_rows
 
 
 class TextPair(NamedTuple):
-    """Joint texts of winner and loser, and the difference of their task rewards (> 0)."""
+    """The joint texts of a winner and a loser, and the difference of their task rewards (> 0)."""
 
     winner: str
     loser: str
@@ -38,13 +38,13 @@ class TextPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardBase:
-    """The model that a reward model starts from, and how it is held."""
+    """The model that a reward model is trained from, and how to load and train it."""
 
-    name: str  # as the configuration says it
+    name: str  # as in the configuration
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     lora: Mapping[str, Any] | None = None  # LoraConfig's arguments; None: all weights are trained
-    freeze_backbone: bool = False  # train the score head alone
+    freeze_backbone: bool = False  # train only the score head
     tokenizer_kwargs: Mapping[str, Any] = field(default_factory=dict)
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,10 +56,10 @@ class Fit:
     learning_rate: float
     epochs: int
     batch_size: int  # pairs
-    max_length: int  # tokens of a joint text
+    max_length: int  # most tokens of a joint text
     seed: int
-    in_order: bool = False  # else pairs are shuffled
-    prompts_first: bool = False  # the form of the joint texts
+    in_order: bool = False  # False: pairs are shuffled
+    prompts_first: bool = False  # format of the joint texts
     margin: float = 0.0  # m of a pair = margin · gap (Touvron et al. 2023, arXiv 2307.09288, eq. 2)
 
 
@@ -72,10 +72,10 @@ def train(
     say: Callable[[str], None],
     before: Mapping[str, torch.Tensor] | None = None,
 ) -> RewardModel:
-    """Train a classifier on ``pairs`` of texts, at least one.
+    """Train a reward model on ``pairs``, at least one, and freeze it.
 
-    Raises PreferenceError if all of them are too long. ``before``: weights of an earlier fit to
-    continue from.
+    ``say`` prints progress. ``before``: weights of an earlier fit to continue from. Raises
+    PreferenceError if all pairs are too long.
     """
     assert pairs, "a round without pairs is not fitted to"
     reward = begin(
@@ -110,9 +110,9 @@ def train(
 def begin(
     base: RewardBase, facts: Facts, seed: int, weights: Mapping[str, torch.Tensor] | None
 ) -> RewardModel:
-    """Return the base with these weights of an earlier fit, or untrained; not frozen."""
-    torch.manual_seed(seed)  # the score head and LoRA's A matrices are drawn at random
-    with _no_bar():  # it is read again in every round
+    """Return the base with the ``weights`` of an earlier fit (None: untrained), not frozen."""
+    torch.manual_seed(seed)  # initializes the score head and LoRA's A matrices
+    with _no_bar():  # the base is loaded again in every round
         model, tokenizer = _untrained(base)
     if weights is not None:
         model.load_state_dict(dict(weights), strict=False)
@@ -120,7 +120,7 @@ def begin(
 
 
 def _untrained(base: RewardBase) -> tuple[Any, Any]:
-    """Return the base with a fresh score head; trained weights are float32."""
+    """Load the base with a new score head, and its tokenizer; trained weights are float32."""
     partly = base.lora is not None or base.freeze_backbone
     try:
         settings = {**TOKENIZER_SAFETY, **base.tokenizer_kwargs}
@@ -129,7 +129,7 @@ def _untrained(base: RewardBase) -> tuple[Any, Any]:
         model = classifier(base.name, dtype, **base.model_kwargs)
     except UserError:
         raise
-    except Exception as error:  # the hub's and the readers' many kinds
+    except Exception as error:  # the libraries raise many kinds
         raise PreferenceError(
             f"reward_model_name: '{base.name}' cannot be loaded: {load_failure(error)}"
         ) from error
@@ -175,23 +175,23 @@ def _fit(
     class OneDevice(RewardConfig):
         @property
         def n_gpu(self) -> int:
-            """At most one: TRL would split each batch over all GPUs that this process sees."""
+            """Use at most one GPU; TRL would split each batch over all that this process sees."""
             return min(1, super().n_gpu)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of a key's new name in the next release
+        warnings.simplefilter("ignore", FutureWarning)  # a key is renamed in the next release
         arguments = OneDevice(
             output_dir=str(work_dir),
             learning_rate=fit.learning_rate,
             num_train_epochs=fit.epochs,
             per_device_train_batch_size=fit.batch_size,
-            max_length=None,  # what is too long has been left out and reported
+            max_length=None,  # pairs that are too long were already left out
             seed=fit.seed,
             train_sampling_strategy="sequential" if fit.in_order else "random",
-            # TRL's defaults are bf16 and checkpointing everywhere
+            # TRL's defaults are bf16 and gradient checkpointing on all devices
             bf16=base.dtype == torch.bfloat16,
             gradient_checkpointing=False,
-            lr_scheduler_type="linear",  # a constant rate leaves the last pairs' noise in the score
+            lr_scheduler_type="linear",  # a constant rate adds noise of the last pairs
             logging_steps=0.1,  # a tenth of the run
             report_to="none",
             disable_tqdm=True,
@@ -211,7 +211,7 @@ def _fit(
 
 
 def _fast_reader(model: Any, pad_id: int) -> Any:
-    """Return the classifier as a fast reader, or unchanged if unsupported by the fast decoder."""
+    """Wrap the classifier in a ``FastReader`` if the fast decoder supports it."""
     adapted = isinstance(model, PeftModel)
     inner: Any = model.get_base_model() if adapted else model
     fast = (
@@ -223,8 +223,8 @@ def _fast_reader(model: Any, pad_id: int) -> Any:
 
 
 class FastReader(nn.Module):
-    """A classifier that reads winners and losers, as TRL's trainer gives them, without their
-    padding, and nothing twice: neither a text that is in several pairs nor a common prefix."""
+    """A classifier for batches of TRL's trainer that skips padding, and computes texts that occur
+    in several pairs, and common prefixes, only once."""
 
     def __init__(self, model: Any, score: nn.Module, fast: FastDecoder, pad_id: int) -> None:
         super().__init__()

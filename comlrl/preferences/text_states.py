@@ -1,7 +1,7 @@
-"""Texts → the hidden state at each one's last token, without reading a beginning twice.
+"""Computes the hidden state at the last token of each text, and common prefixes only once.
 
-A reward model reads texts that begin alike: the siblings of a node, winner and loser of a pair.
-They share a packed row, as completions of what they have in common.
+A reward model's texts often share a prefix: siblings of a node, or winner and loser of a pair. Such
+texts share a packed row, as completions of their common prefix.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from comlrl.models.rows import in_common, pack
 from comlrl.types import Row
 
 Ids = list[int]
-SHARED = 0.25  # of a text, at least: what texts in one row have in common
+SHARED = 0.25  # least share of a text that must be in the common prefix of its row
 
 
 def last_states(fast: FastDecoder, rows: Sequence[Row], pad_id: int, device: object) -> Tensor:
-    """Return (texts, D), in the order of the rows' completions; padding is ignored."""
+    """Return the last tokens' states in the order of the rows' completions; shape (texts, D)."""
     batch = Packed(pack(rows, pad_id), torch.device(str(device)), fast.step, last_tokens=True)
     lengths = torch.tensor([len(ids) for row in rows for ids in row.completions])
     return fast.packed(batch, batch.token_A[lengths.cumsum(0) - 1])
 
 
 def shared_rows(texts: Sequence[Ids]) -> list[Row]:
-    """Return each text in a row with similar ones; texts have at least two tokens."""
-    order = sorted(range(len(texts)), key=lambda i: texts[i])  # those that begin alike together
+    """Pack texts, of at least two tokens each, into rows of texts that share a prefix."""
+    order = sorted(range(len(texts)), key=lambda i: texts[i])  # neighbours share prefixes
     rows: list[Row] = []
     group: list[int] = []
     common: Ids = []

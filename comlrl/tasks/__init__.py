@@ -1,1 +1,1 @@
-"""A data set's name goes in, tasks come out; and what an agent reads, at turn 1 and later."""
+"""Loads tasks from data sets, and composes agents' prompts at turn 1 and later."""

@@ -1,4 +1,4 @@
-"""Hub name, local folder or file, or ``builtin:`` → tasks; splits are sliced alike for all."""
+"""Loads tasks from the Hub, a local folder or file, or ``builtin:``, with one syntax of splits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from comlrl.types import Domain, Task
 def load_tasks(section: DatasetConfig, split: str, domain: Domain) -> list[Task]:
     """Return the tasks of a split such as ``train`` or ``test[33:163]``.
 
-    A task's name is its row's ``task_id``, else ``row_N`` by its place in the whole file (with
-    the split's name before it where the data set has several files), whatever is sliced. Raises
-    UserError, naming the row, for one that the domain cannot use; with ``on_bad_row: skip`` it
-    is left out, with a notice.
+    A task's name is its row's ``task_id``, or else ``row_N`` by its index in the complete file
+    (prefixed with the split's name if the data set has several files), regardless of slicing.
+    Raises UserError, naming the row, for a row that the domain cannot use; with
+    ``on_bad_row: skip`` it is skipped with a notice.
     """
     tasks: list[Task] = []
     for rows, index in _chosen(section, split):
@@ -46,9 +46,9 @@ def load_tasks(section: DatasetConfig, split: str, domain: Domain) -> list[Task]
 
 
 def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task], list[str]]:
-    """Return held-out tasks that share no name with a different training task.
+    """Rename held-out tasks that have the name of a different training task.
 
-    Also return the names of those that are training tasks themselves.
+    Also returns the original names of those whose rows are training rows.
     """
     names = {task.task_id for task in training}
     rows = {_content(task) for task in training}
@@ -68,7 +68,8 @@ def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task
 
 
 def _content(task: Task) -> str:
-    """Return a row without its name; a column that it leaves empty may come from another file."""
+    """Return a text to compare rows by, without their names and empty columns, which may differ
+    between files."""
     fields = task.fields.items()
     return repr(sorted((k, repr(v)) for k, v in fields if k != "task_id" and v is not None))
 
@@ -78,7 +79,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return unique task names, because they key the sampling."""
+    """Make task names unique, because they are part of sampling keys."""
     taken, seen, result = set(names), set[str](), []
     for name in names:
         if name in seen:
@@ -91,11 +92,11 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a file, or of a data set's split."""
+    """The rows of a file or of a data set's split."""
 
     content: Sequence[Mapping[str, Any]]
     names: Sequence[str]
-    lines: Sequence[int] | None  # of the file, from 1
+    lines: Sequence[int] | None  # line of each row in the file, 1-based
 
     def where(self, index: int) -> str:
         place = f"row {index}" if self.lines is None else f"line {self.lines[index]}"
@@ -103,7 +104,7 @@ class Rows:
 
 
 def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
-    """Yield the rows that a split's text names. Raises UserError if it names none."""
+    """Yield the rows that a split specifies. Raises UserError if it is invalid or empty."""
     import datasets
 
     key, name = split_key(section, split), section.name
@@ -125,7 +126,7 @@ def _chosen(section: DatasetConfig, split: str) -> Iterator[tuple[Rows, int]]:
 
 
 def _from_the_end(part: str, size: int) -> str:
-    """Rewrite a slice whose ``-p%`` rounds to no rows as its end; ``datasets`` takes the start."""
+    """Replace ``-p%`` by ``100%`` if it rounds to no rows; ``datasets`` would use the start."""
 
     def boundary(match: re.Match[str]) -> str:
         return "100%" if int(match[1]) and not round(int(match[1]) * size / 100) else match[0]
@@ -134,7 +135,7 @@ def _from_the_end(part: str, size: int) -> str:
 
 
 def _load_split(name: str, base: str, setting: str) -> Rows:
-    """Return a complete split. ``setting``: key and value, for messages."""
+    """Load a complete split. ``setting``: key and value, for messages."""
     path = Path(name)
     if name == FROM_PYTHON:
         splits = passed("dataset.name").obj
@@ -154,7 +155,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
         if name not in LEVELS:
             return _named(rows, lines, prefix=f"{base}_")
         chosen = [index for index, row in enumerate(rows) if row["level"] in LEVELS[name]]
-        names = [f"{base}_row_{index}" for index in chosen]  # the same at any choice of levels
+        names = [f"{base}_row_{index}" for index in chosen]  # independent of the levels
         return Rows([rows[index] for index in chosen], names, [index + 1 for index in chosen])
     if path.suffix not in KINDS:
         return _named(_read(name, setting, base), None, prefix=f"{base}_")
@@ -170,7 +171,7 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
 def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
     if isinstance(content, list):
         ids = [row.get("task_id") for row in content]
-    else:  # a table, read by columns
+    else:  # a ``datasets`` table, faster to access by column
         ids = (
             list(content["task_id"]) if "task_id" in content.column_names else [None] * len(content)
         )
@@ -185,21 +186,21 @@ def _read(
     import datasets
 
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it is all in the error
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error contains everything
     name = name or source
     try:
         return datasets.load_dataset(source, data_files=data_files, split=base)
-    except Exception as error:  # the hub's and the readers' many kinds, each a user's matter
+    except Exception as error:  # the libraries raise many kinds, all of which the user can fix
         for file in sorted(Path(name).glob("**/*.json*")):
             if KINDS.get(file.suffix) == "json":
-                json_rows(file, str(file))  # says which line it is
+                json_rows(file, str(file))  # its error names the line
         if isinstance(error, ValueError | KeyError | AssertionError | IndexError):
             raise UserError(f"{setting} of '{name}' cannot be read: {_line(error)}") from error
         raise UserError(f"dataset.name: '{name}' cannot be loaded: {_line(error)}") from error
 
 
 def split_key(section: DatasetConfig, split: str) -> str:
-    """Return the key that names a split."""
+    """Return the configuration key of a split."""
     return f"dataset.{'eval' if split == section.eval_split else 'train'}_split"
 
 
@@ -208,7 +209,7 @@ def _line(error: Exception) -> str:
 
 
 def split_size(split: str) -> int | None:
-    """Return the row count that a split's text specifies (``test[33:163]`` → 130), else None."""
+    """Return the number of rows in a slice (``test[33:163]`` → 130); None for other splits."""
     match = re.fullmatch(r"\w+\[(\d*):(\d+)\]", split)
     if not match:
         return None

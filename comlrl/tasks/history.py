@@ -1,13 +1,13 @@
-"""An agent's own past and new feedback → what it reads at turn 2 and later.
+"""Composes an agent's prompt from turn 2 on, from its history and new feedback.
 
-``next_prompt`` composes, ``shorten`` makes it fit the model. Both are pure: whether a prompt fits
-is the caller's to say, as only it has the tokenizer. An agent sees another agent's text only where
-it acts after it in a turn; what feedback says about it is the external mode's.
+``next_prompt`` composes a prompt and ``shorten`` makes it fit the model. Both are pure: the caller,
+who has the tokenizer, decides whether a prompt fits. An agent sees another agent's text only if it
+acts later in the same turn; the external mode decides what feedback says about it.
 
-With ``history="full"`` an agent reads its past prompts and responses as a conversation, then the
-feedback. With ``"last"`` it reads, as asked for, the original problem and its last response. A
-conversation always starts with the user and alternates, as chat templates demand; so a response
-whose prompt is left out is quoted in the user's message.
+With ``history="full"`` an agent sees its past prompts and responses as a conversation, then the
+feedback. With ``"last"`` it sees, as configured, the original problem and its last response before
+the feedback. A conversation starts with the user and alternates, as chat templates require, so a
+response whose prompt is left out is quoted in the user's message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from comlrl.types import Message
 
 
 class PromptTooLongError(UserError):
-    """Not even the newest turn fits the model; the message names the key to raise."""
+    """The newest turn alone does not fit the model; the message names the keys to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Exchange:
 
     prompt: str  # its prompt at that turn: the problem at turn 1, feedback later
     response: str  # the response that was chosen to be revised
-    handed_on: str = ""  # what it read, after the prompt, of those that acted before it
+    handed_on: str = ""  # texts of earlier agents in the turn, shown after the prompt
 
     @property
     def read(self) -> str:
@@ -38,7 +38,7 @@ class Exchange:
 
 
 def with_handed_on(prompt: str, handed_on: str) -> str:
-    """Return a prompt, followed by what others have handed on in this turn."""
+    """Return a prompt followed by the texts of earlier agents in this turn, if any."""
     return f"{prompt.rstrip()}\n\n{handed_on}" if handed_on else prompt
 
 
@@ -50,9 +50,9 @@ def next_prompt(
     original_prompt: bool = False,
     previous_response: bool = True,
 ) -> tuple[Message, ...]:
-    """Return the messages of the turn after ``past`` (at least one turn, oldest first).
+    """Return the prompt of the turn after ``past`` (at least one turn, oldest first).
 
-    The two flags concern ``history="last"`` alone; "full" shows everything.
+    The two flags apply only to ``history="last"``; "full" shows everything.
     """
     assert past, "feedback needs an attempt that it is about"
     if history == "full":
@@ -81,9 +81,9 @@ def shorten(
 ) -> tuple[tuple[Message, ...], int]:
     """Shorten a prompt until it fits, dropping the oldest turns first.
 
-    Return the prompt and the number of turns that lost text. A past turn is dropped completely, its
-    prompt and its response; of the newest, only the prompt is. The newest response and the feedback
-    stay: if these alone do not fit, raise PromptTooLongError.
+    Returns the prompt and the number of turns that lost text. Older turns are dropped with prompt
+    and response; of the newest, only the prompt is dropped. Raises PromptTooLongError if the newest
+    response and the feedback alone do not fit.
     """
     messages, dropped = tuple(prompt), 0
     while not fits(messages):
@@ -102,5 +102,5 @@ def shorten(
 
 
 def _quoting(response: str, feedback: str) -> Message:
-    """Return a user message with the response, without the prompt that it answers."""
+    """Return a user message that quotes the response before the feedback."""
     return Message("user", f"Your previous answer:\n{response.strip() or '(empty)'}\n\n{feedback}")

@@ -1,4 +1,4 @@
-"""Rows of a JSON file, each with the line that it is on; a broken one is named by its line."""
+"""Reads the rows of JSON files with their line numbers, which errors name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | None]:
-    """Return the rows of a .jsonl or .json file, and the line of each.
+    """Return the rows of a .jsonl or .json file, and the line of each (1-based).
 
-    All rows have the same keys (None where a row has none). Lines count from 1; None: a list, whose
-    rows have no separate lines.
+    All rows have the same keys; missing values are None. Lines are None if the file is one JSON
+    list, whose rows need not be on separate lines.
 
-    ``name``: the file as the user wrote it. Raises UserError for one that is empty or broken.
+    ``name``: the file as the user wrote it. Raises UserError if it is unreadable, empty or invalid.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -42,7 +42,7 @@ def json_rows(file: Path, name: str) -> tuple[list[dict[str, Any]], list[int] | 
 
 
 def _lines(text: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):  # other line breaks may stand in strings
+    for number, line in enumerate(text.split("\n"), 1):  # strings may contain other line breaks
         if line.strip():
             yield number, _object(_parsed(line, name, number), name, f"line {number}")
 

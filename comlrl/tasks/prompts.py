@@ -1,7 +1,7 @@
-"""Task → what each agent reads at turn 1, and what every feedback ends with.
+"""Composes each agent's prompt at turn 1, and the text at the end of every feedback.
 
-The words are the domain's templates, or those that the configuration gives in their place. Later
-turns put an external mode's feedback after the agent's own history.
+Templates are the domain's unless the configuration replaces them. In later turns an external mode's
+feedback follows the agent's history (``history.py``).
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections.abc import Collection, Mapping, Sequence
 from comlrl.errors import UserError, near
 from comlrl.types import Attempt, Domain, Message, Task
 
-# keys of ``prompts`` beside the roles
+# keys of ``prompts`` in addition to the roles
 SYSTEM, REVISION, PREFILL, STYLE = "system", "revision", "prefill", "style"
 
 
 class Prompts:
-    """A domain's prompts, with the user's templates in place of the domain's.
+    """A domain's prompts, whose templates the user may replace.
 
     Args:
         domain: the domain whose templates, fields and values are used.
-        templates: the user's, by role, ``system`` (a message before everything, verbatim),
-            ``revision`` and ``prefill``; ``style`` names the domain's wording that they replace.
+        templates: the user's templates by role, ``system`` (a first message, used verbatim),
+            ``revision`` and ``prefill``; ``style`` selects the domain's wording that they replace.
         chats_N: whether each agent's model has a chat template; empty: none has.
-        thinks_N: whether each agent's prompts end within a thought that the template opens, where
-            the domain's ``prefill`` is left out; empty: no agent's do.
-        services: the agents that services play, which continue no text: they get no prefill.
+        thinks_N: whether each agent's chat template opens a thinking block, after which the
+            domain's ``prefill`` is left out; empty: none does.
+        services: agents played by API services, which get no prefill because they cannot continue
+            a text.
 
-    Raises UserError for a style that the domain does not have.
+    Raises UserError for a style that the domain does not define.
     """
 
     def __init__(
@@ -47,18 +48,18 @@ class Prompts:
         self.domain = styles[style]
 
     def worded(self, agent: int) -> Domain:
-        """Return the domain, worded for this agent's model."""
+        """Return the domain in the wording for this agent's model."""
         chats = agent < len(self.chats_N) and self.chats_N[agent]
         return self.domain.for_chat() if chats else self.domain
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """The messages before every conversation."""
+        """The messages at the start of every conversation."""
         text = self.templates.get(SYSTEM)
         return () if text is None else (Message("system", text, verbatim=True),)
 
     def first(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """Return what each of N agents reads at turn 1."""
+        """Return the user message of each of N agents at turn 1."""
         roles = self.domain.roles(num_agents)
         templates_N = [self.worded(i).templates(num_agents)[i] for i in range(num_agents)]
         return tuple(
@@ -71,27 +72,27 @@ class Prompts:
     def full_prompt(
         self, prompt: Sequence[Message], task: Task, agent: int, num_agents: int
     ) -> tuple[Message, ...]:
-        """Return all that an agent reads: the opening, its prompt, and any prefill."""
+        """Return an agent's complete prompt: the opening, ``prompt`` and any prefill."""
         prefill = self.prefill(task, agent, num_agents)
-        # One with fields holds text of the task.
+        # A prefill with fields contains text of the task, which is not trusted.
         verbatim = prefill == self.templates.get(PREFILL)
         answer = (Message("assistant", prefill, verbatim),) if prefill else ()
         return (*self.opening, *prompt, *answer)
 
     def first_N(self, task: Task, num_agents: int) -> tuple[tuple[Message, ...], ...]:
-        """Return all that each of N agents reads at turn 1 before any agent has written."""
+        """Return the complete prompt of each of N agents at turn 1, without other agents' texts."""
         return tuple(
             self.full_prompt((Message("user", text),), task, agent, num_agents)
             for agent, text in enumerate(self.first(task, num_agents))
         )
 
     def texts(self, task: Task, num_agents: int) -> tuple[str, ...]:
-        """Return all that each of N agents reads at turn 1, as one text."""
+        """Return the opening and the user message of each of N agents at turn 1 as one text."""
         before = [message.content for message in self.opening]
         return tuple("\n".join([*before, text]) for text in self.first(task, num_agents))
 
     def revision_N(self, attempt: Attempt) -> tuple[str, ...]:
-        """Return the end of each agent's feedback on an attempt."""
+        """Return the text that ends each agent's feedback on an attempt."""
         values_N = self.domain.values(attempt.task, len(attempt.completions_N))
         return tuple(
             self.templates.get(REVISION, self.worded(i).revision).format_map(values)
@@ -99,11 +100,12 @@ class Prompts:
         )
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return the text of earlier agents in this turn that follows an agent's prompt."""
+        """Return the text after an agent's prompt that shows earlier agents' texts of the turn."""
         return self.worded(agent).handed_on(task, agent, num_agents, written)
 
     def prefill(self, task: Task, agent: int, num_agents: int) -> str:
-        """Return the start of each of an agent's answers: it reads this last and continues it."""
+        """Return the text that an agent's answers start with, or "" for none; its prompt ends with
+        it."""
         if agent in self.services:
             return ""
         thinks = agent < len(self.thinks_N) and self.thinks_N[agent]
@@ -111,14 +113,15 @@ class Prompts:
         return template.format_map(self.domain.values(task, num_agents)[agent]) if template else ""
 
     def parts(self, attempt: Attempt) -> tuple[str, ...]:
-        """Return what each agent wrote, by name."""
+        """Return the name of the part that each agent wrote."""
         return self.domain.parts(attempt.task, len(attempt.completions_N))
 
 
 def check_templates(prompts: Prompts, roles: Sequence[str], num_agents: int) -> None:
-    """Check the user's templates.
+    """Check the user's templates and the domain's.
 
-    Raises UserError for one without a place, or with a field that the domain does not have.
+    Raises UserError for a template of no agent or with an unknown field, and if there is not one
+    role and one template for each agent.
     """
     domain, keys = prompts.domain, (*roles, SYSTEM, REVISION, PREFILL)
     for key, template in prompts.templates.items():
@@ -169,7 +172,7 @@ def _start(template: str) -> str:
 def plain_text(prompt: Sequence[Message]) -> str:
     """Return a conversation as plain text, for models without a chat template.
 
-    An assistant's message at its end is continued.
+    The model continues an assistant message at its end.
     """
     messages, prefill = split_prefill(prompt)
     text = "\n".join(message.content.rstrip("\n") + "\n" for message in messages)
@@ -177,7 +180,7 @@ def plain_text(prompt: Sequence[Message]) -> str:
 
 
 def split_prefill(prompt: Sequence[Message]) -> tuple[tuple[Message, ...], str]:
-    """Split a prompt from the final assistant's message, which the answer continues; "": none."""
+    """Split off a final assistant message, which the answer continues; "" if there is none."""
     if prompt and prompt[-1].role == "assistant":
         return tuple(prompt[:-1]), prompt[-1].content
     return tuple(prompt), ""

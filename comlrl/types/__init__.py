@@ -1,4 +1,4 @@
-"""Data types that packages exchange, and the interfaces of samplers, rewards, modes and domains.
+"""Data types shared by all packages, and interfaces of samplers, rewards, modes and domains.
 
 Shape suffixes: ``_B`` tasks in a batch, ``_N`` agents, ``_G`` generations for each agent and
 node, ``_K`` joint actions of a node (align: G, cross: G^N), ``_T`` turns, ``_R`` packed rows,

@@ -1,4 +1,4 @@
-"""Interfaces: what a sampler, a reward, an external mode and a domain implement."""
+"""Interfaces of samplers, rewards, external modes and domains."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from comlrl.types.sampling import Completion, Message, Request, Sampling
 
 
 class Sampler(Protocol):
-    """Samples completions from the agents' models. Agents are named by their index."""
+    """Samples completions from the agents' models. Agents are identified by their index."""
 
     def encode(self, agent: int, prompt: Sequence[Message]) -> tuple[int, ...]:
-        """Return the token ids of a prompt, in the chat template of the agent's model."""
+        """Return the token ids of a prompt in the chat template of the agent's model."""
 
     def fits(self, agent: int, prompt_ids: Sequence[int], sampling: Sampling) -> bool:
-        """Return whether the context holds the prompt and a completion of ``max_new_tokens``."""
+        """Return whether prompt and ``max_new_tokens`` together fit the model's context."""
 
     def token_texts(self, agent: int, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token."""
@@ -25,27 +25,27 @@ class Sampler(Protocol):
     def sample(
         self, requests_N: Sequence[Sequence[Request]], sampling: Sampling
     ) -> list[list[tuple[Completion, ...]]]:
-        """Return for each request of each agent one completion for each of its keys.
+        """Return one completion for each key of each agent's requests.
 
         Raises NonFiniteError if logits are not finite.
         """
 
 
 class AsyncSampler(Protocol):
-    """Samples requests as they come, by the policies of one moment."""
+    """Samples each request as it arrives, with the policies fixed at one moment."""
 
     async def sample_one(
         self, agent: int, request: Request, sampling: Sampling
     ) -> tuple[Completion, ...]:
-        """Return one completion of an agent's request for each of its keys."""
+        """Return one completion for each key of an agent's request."""
 
 
 @runtime_checkable
 class ServedSampler(Sampler, Protocol):
-    """A Sampler of servers, which form their batches of whatever comes."""
+    """A Sampler backed by servers that batch requests continuously."""
 
     def present(self) -> AsyncSampler:
-        """Return a sampler of the present policies, until they are updated.
+        """Return a sampler of the current policies, valid until they are updated.
 
         A collective call if models are split.
         """
@@ -56,19 +56,19 @@ class ServedSampler(Sampler, Protocol):
         groups_N: Sequence[Sequence[tuple[Completion, ...]]],
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
-        """Return the completions of ``present``, with the weights that ``sample`` would give."""
+        """Return completions sampled by ``present`` with the weights that ``sample`` would set."""
 
 
 class Reward(Protocol):
-    """Scores joint actions; state beyond a worker pool is not allowed.
+    """Scores joint actions. It must be stateless, except for a pool of workers.
 
-    It is constructed with ``reward.arguments`` by name and, for parameters of these names, with
-    the keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``.
-    The class attribute ``facts`` declares the type of ``Score.facts``, which an external mode may
-    require by ``reads``. A class whose scores set ``by_agent`` declares ``by_agent = True``.
+    The constructor receives ``reward.arguments`` by keyword and, if it has such parameters, the
+    keys of ``sandbox`` (workers, timeout, memory_mb, isolation) and the run's ``num_turns``. The
+    class attribute ``facts`` declares the type of ``Score.facts``, which an external mode may
+    require with ``reads``. A class whose scores set ``by_agent`` declares ``by_agent = True``.
 
-    With ``generation.overlap`` it is called from several threads, one after the other. Scores must
-    not depend on the global random generators, which other code uses meanwhile.
+    With ``generation.overlap`` several threads call it, one at a time. Scores must not depend on
+    the global random generators, which other code uses concurrently.
     """
 
     def score(self, actions: Sequence[JointAction]) -> list[Score]:
@@ -82,57 +82,57 @@ class Reward(Protocol):
         return self
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop worker processes and threads."""
 
 
 class Transition(Protocol):
-    """An external mode: makes the feedback that each agent reads before its next attempt.
+    """An external mode: writes the feedback that each agent sees before its next attempt.
 
-    It is called from several threads as ``Reward`` is.
+    Like ``Reward``, it may be called from several threads.
     """
 
     def __call__(self, attempts: Sequence[Attempt]) -> list[tuple[str, ...]]:
-        """Return a tuple for each attempt: one text for each agent, in the order of roles."""
+        """Return one text for each agent, in the order of roles, for each attempt."""
 
 
 class Conventions(NamedTuple):
-    """Which of several ways of sharing the work each agent followed in a joint action."""
+    """How each agent assumed the work to be divided in a joint action."""
 
-    kind_N: tuple[str | None, ...]  # None: none that is known
-    match: bool  # whether the agents counted on the same
+    kind_N: tuple[str | None, ...]  # None: no known convention
+    match: bool  # whether all agents relied on the same convention
 
 
 class Domain(Protocol):
-    """A team's domain: all that is particular to one kind of work.
+    """A team's domain: everything that is specific to one kind of work.
 
-    A class derived from this one inherits the methods below that have a body. Agents are always
-    in the order of ``roles``.
+    Subclasses inherit the methods below that have a body. Agents are always in the order of
+    ``roles``.
     """
 
-    fields: Sequence[str]  # that templates may name in braces
-    # template: what every feedback ends with; empty where nothing follows a single turn
+    fields: Sequence[str]  # names that templates may use in braces
+    # template appended to every feedback; not needed if runs have a single turn
     revision: str = ""
-    # template: how every answer starts, in the place of the model's own words; part of the prompt
-    # for learning, and of the answer for the reward and for other agents
+    # template of the text that every answer starts with instead of sampled tokens; it belongs to
+    # the prompt in training, and to the answer for the reward and for other agents
     prefill: str = ""
-    reward: Callable[..., Reward]  # the class of its reward, where ``reward.target`` is null
+    reward: Callable[..., Reward]  # the reward class if ``reward.target`` is null
 
     def task(self, name: str, row: Mapping[str, Any]) -> Task:
-        """Return a data row as a task. Raises ValueError, naming the field, for a bad one."""
+        """Convert a data row to a task. Raises ValueError, naming the field, for a bad row."""
 
     def roles(self, num_agents: int) -> tuple[str, ...]:
-        """Return the agents' names: the keys of ``prompts``, and names in logs and reports.
+        """Return the agents' names, which are the keys of ``prompts`` and appear in logs.
 
-        Raises ValueError for a number of agents that cannot share this work.
+        Raises ValueError if so many agents cannot share this work.
         """
 
     def templates(self, num_agents: int) -> tuple[str, ...]:
-        """Return each agent's first prompt, its fields in braces."""
+        """Return the template of each agent's first prompt, with ``fields`` in braces."""
 
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
-        """Return a mapping for each agent, with a text for each of ``fields``.
+        """Return for each agent a mapping from each of ``fields`` to its text.
 
-        A run ends with one line and exit code 2 where a field has no value.
+        If a field is missing, the run ends with a one-line error and exit code 2.
         """
 
     def parts(self, task: Task, num_agents: int) -> tuple[str, ...]:
@@ -140,10 +140,10 @@ class Domain(Protocol):
         return self.roles(num_agents)
 
     def handed_on(self, task: Task, agent: int, num_agents: int, written: Sequence[str]) -> str:
-        """Return the earlier texts of a turn, as a later agent reads them after its prompt.
+        """Return the text that shows a later agent of a turn what earlier agents wrote.
 
-        ``written``: the texts of those before it, in order, at least one; cleaned of special
-        tokens.
+        It follows the agent's prompt. ``written``: the texts of the earlier agents, in order, at
+        least one, without special tokens.
         """
         parts = self.parts(task, num_agents)[: len(written)]
         return "\n".join(
@@ -152,22 +152,24 @@ class Domain(Protocol):
         )
 
     def for_chat(self) -> Domain:
-        """Return the domain worded for agents whose models have a chat template.
+        """Return the domain with prompts worded for models that have a chat template.
 
-        Its ``templates``, ``revision``, ``prefill`` and ``handed_on`` are used.
+        Only its ``templates``, ``revision``, ``prefill`` and ``handed_on`` are used.
         """
         return self
 
     def styles(self) -> Mapping[str, Domain]:
-        """Return the same work in other words, by name: what ``prompts.style`` chooses from beside
-        ``usual``. The prompts of a style are read as those of ``for_chat`` are."""
+        """Return the domain with other wordings of its prompts, by name.
+
+        ``prompts.style`` selects one of them, or ``usual`` for this domain.
+        """
         return {}
 
     def problem(self, task: Task) -> str:
-        """Return the problem, as an expert and a reader of the report see it."""
+        """Return the problem statement for an expert and for the report."""
 
     def check_arguments(self, arguments: Mapping[str, Any], num_agents: int) -> None:
-        """Raise ValueError for ``reward.arguments`` without effect on this number of agents.
+        """Raise ValueError if one of ``reward.arguments`` has no effect with so many agents.
 
         The message is one line that begins with the key.
         """
@@ -178,37 +180,36 @@ class Domain(Protocol):
         return None
 
     def measures(self, action: JointAction, score: Score) -> Mapping[str, float]:
-        """Return further measures of a joint action, by name.
+        """Return additional metrics of a joint action, by name.
 
-        A metric is the mean over the joint actions that have it.
+        Each is averaged over the joint actions that define it.
         """
         return {}
 
     def conventions(self, action: JointAction) -> Conventions | None:
-        """Return the conventions by which the agents shared the work; None if none are defined."""
+        """Return how the agents divided the work; None if the domain defines no conventions."""
         return None
 
     def described(self, score: Score) -> Mapping[str, Any]:
-        """Return ``score.facts`` as JSON, for stored and displayed samples."""
+        """Return ``score.facts`` as JSON values, for stored and displayed samples."""
         return {}
 
     def solution(self, score: Score) -> str | None:
-        """Return the agents' joint result, as others score it; None: there is no such thing."""
+        """Return the agents' combined result for external graders; None if there is none."""
         return None
 
     def reference(self, task: Task, num_agents: int) -> tuple[str, ...] | None:
-        """Return completions that solve a task, from its row's solution; None: it has none."""
+        """Return completions built from the solution in the task's row; None if it has none."""
         return None
 
     def failure(self, score: Score) -> str:
-        """Return why a joint action did not pass, in a line."""
+        """Return in one line why a joint action did not pass."""
         return f"reward {score.task_value:.4g}"
 
     def modes(self) -> Mapping[str, Callable[..., Transition]]:
-        """Return the domain's external modes beside the general ones, by name; the first is
-        default.
+        """Return the domain's external modes by name, in addition to the general ones.
 
-        They are called with arguments for parameters of these names: ``prompts`` (a
-        ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
+        The first is the default. Each receives those of these arguments that it has parameters
+        for: ``prompts`` (a ``comlrl.tasks.prompts.Prompts``) and the keys of ``external``.
         """
         return {}

@@ -1,4 +1,4 @@
-"""Results of a rollout: trees of turns, and the episodes of programs."""
+"""Results of a rollout: trees of turns, and episodes of programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comlrl.types.sampling import Completion, Message
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem: its name, and the fields of its row, which its domain alone reads."""
+    """One problem: an id, and the fields of its data row, which only its domain interprets."""
 
     task_id: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -23,7 +23,7 @@ JointMode = Literal["align", "cross", "counterfactual"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a rollout is sampled: agents, turns, generations, how they are paired and continued."""
+    """The shape of a rollout: agents, turns and generations, their pairing and continuation."""
 
     num_agents: int
     num_turns: int
@@ -32,14 +32,14 @@ class Shape:
     joint_mode: JointMode = "align"
     handoff: Literal["random", "best"] | None = None
     early_termination_threshold: float | None = None
-    later_generations: int | None = None  # at turns 2+; null: num_generations (chains: 1)
-    handoff_width: int = 1  # joint actions of a turn that ``handoff`` continues
+    later_generations: int | None = None  # from turn 2; None: num_generations (chains: 1)
+    handoff_width: int = 1  # how many joint actions of a turn ``handoff`` continues
     turn_order: Literal["simultaneous", "sequential"] = "simultaneous"
-    num_generations_sequential: int = 2  # of every agent but the first of a sequential turn
+    num_generations_sequential: int = 2  # for every agent after the first in a sequential turn
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """A turn's stages: a stage's agents act simultaneously and see what earlier ones wrote."""
+        """Agents of each stage of a turn: they act simultaneously and see earlier stages' texts."""
         if self.turn_order == "simultaneous":
             return (range(self.num_agents),)
         return tuple(range(agent, agent + 1) for agent in range(self.num_agents))
@@ -53,13 +53,13 @@ class Shape:
         )  # fmt: skip
 
     def generations(self, agent: int, turn: int = 1) -> int:
-        """Return this agent's number of completions at a node of this turn."""
+        """Return how many completions this agent samples at a node of this turn."""
         if agent > 0 and self.turn_order == "sequential":
             return self.num_generations_sequential
         return self.num_generations if turn == 1 else self.later_generations or self.num_generations
 
     def joint_actions(self, agents: int, generations: int) -> int:
-        """Return K, the number of joint actions of a node with these agents and generations."""
+        """Return K, the number of joint actions of a node with so many agents and generations."""
         if self.joint_mode == "align" or agents == 1:
             return generations
         if self.joint_mode == "cross" or agents == 2:
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def turn_joint_actions(self) -> int:
-        """Joint actions of a first turn from one state, after all its stages."""
+        """Number of joint actions in the first turn from one state, after all its stages."""
         return math.prod(
             self.joint_actions(len(stage), self.generations(stage.start)) for stage in self.stages
         )
@@ -81,7 +81,7 @@ class AgentTurn:
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
     completions_G: tuple[Completion, ...]
-    turns_dropped: int = 0  # oldest turns left out so that the prompt fits max_length
+    turns_dropped: int = 0  # number of oldest turns left out to fit the prompt into max_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,57 +91,56 @@ class JointAction:
     task: Task
     completions_N: tuple[str, ...]
     turn: int = 1  # 1-based
-    # the joint actions of the turns before it on its branch, oldest first
+    # joint actions of the earlier turns on this branch, oldest first
     history: tuple[JointAction, ...] = field(default=(), repr=False)
 
     @property
     def as_past(self) -> tuple[JointAction, ...]:
-        """The history of the joint actions that follow it."""
+        """The history of a joint action that follows this one."""
         return (*self.history, self)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The value of a joint action, and its reasons."""
+    """The reward of a joint action, and how it came about."""
 
-    value: float  # of the team; with ``by_agent``, the mean of its task rewards
+    value: float  # the team's; with ``by_agent``, the mean of the agents' task rewards
     parts: Mapping[str, float] = field(default_factory=dict)  # by name; they sum to ``task_value``
-    passed: bool | None = None  # None: this reward has no notion of passing
-    facts: Any = None  # the reward's analysis, for its domain and the external modes alone
+    passed: bool | None = None  # None: the reward does not define passing
+    facts: Any = None  # the reward's analysis, read only by its domain and the external modes
     _: KW_ONLY
-    task_reward: float | None = None  # the task's own reward, where ``value`` is a reward model's
-    # each agent's own task reward, in their order; None: all share ``value``
+    task_reward: float | None = None  # the task's own reward, if ``value`` is a reward model's
+    # task reward of each agent; None: all share ``value``
     by_agent: tuple[float, ...] | None = None
 
     @property
     def task_value(self) -> float:
-        """The task's reward, whatever was trained on."""
+        """The task's reward, even if a reward model's is trained on."""
         return self.value if self.task_reward is None else self.task_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One state of one task's tree, with all that was sampled there.
+    """One state in a task's tree, with everything that was sampled there.
 
-    In a simultaneous turn all agents act at one node. In a sequential turn each acts at its
-    own node, below the completions that it has read; only the last agent's joint actions are
-    scored.
+    In a simultaneous turn all agents act at one node. In a sequential turn each acts at a separate
+    node, below the completions in its prompt; only the last agent's joint actions are scored.
     """
 
     turn: int  # 1-based
     parent: int  # index into Tree.nodes; -1 for the root
     parent_action: int  # which joint action of the parent led here; -1 for the root
-    agents_N: tuple[AgentTurn, ...]  # of those that act here
-    joint_actions_K: tuple[tuple[int, ...], ...]  # generation index of each that acts here
-    scores_K: tuple[Score, ...]  # raw; empty where agents have still to act in this turn
-    rewards_K: tuple[float, ...]  # after reward_processor; empty where scores_K is
-    terminated: bool = False  # mean reward exceeded early_termination_threshold
-    first_agent: int = 0  # index of the first of those that act here
-    # of all agents of the team, after reward_processor; empty: they share ``rewards_K``
+    agents_N: tuple[AgentTurn, ...]  # of the agents that act here
+    joint_actions_K: tuple[tuple[int, ...], ...]  # generation index of each agent that acts here
+    scores_K: tuple[Score, ...]  # raw; empty if other agents have still to act in this turn
+    rewards_K: tuple[float, ...]  # after reward_processor; empty if scores_K is
+    terminated: bool = False  # the mean reward exceeded early_termination_threshold
+    first_agent: int = 0  # index of the first agent that acts here
+    # rewards of all agents of the team, after reward_processor; empty: they share ``rewards_K``
     own_rewards_KN: tuple[tuple[float, ...], ...] = ()
 
     def rewards_of(self, agent: int) -> tuple[float, ...]:
-        """Return an agent's reward for each joint action: its separate one, or the team's."""
+        """Return an agent's reward for each joint action: the agent's own, or else the team's."""
         return tuple(reward_N[agent] for reward_N in self.own_rewards_KN) or self.rewards_K
 
     @property
@@ -151,7 +150,7 @@ class Node:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sampled here."""
+        """Number of tokens sampled here."""
         return sum(len(c.token_ids) for turn in self.agents_N for c in turn.completions_G)
 
 
@@ -163,23 +162,23 @@ class Tree:
     nodes: tuple[Node, ...]
     joint_mode: JointMode
     handoff: Literal["random", "best"] | None
-    # returns of greedy rollouts from each node on, each agent's; empty: there were none
+    # each agent's return of a greedy rollout from each node; empty: there were no such rollouts
     greedy_SN: tuple[tuple[float, ...], ...] = ()
-    greedy_cost: tuple[int, int] = (0, 0)  # their scored joint actions and sampled tokens
+    greedy_cost: tuple[int, int] = (0, 0)  # scored joint actions and tokens of greedy rollouts
 
     @property
     def num_agents(self) -> int:
-        """The number of agents in the team, also where they act at separate nodes."""
+        """Number of agents in the team, even if they act at separate nodes."""
         return max(node.acting.stop for node in self.nodes)
 
     @property
     def scored(self) -> int:
-        """Joint actions that were scored, those of greedy rollouts included."""
+        """Number of scored joint actions, including those of greedy rollouts."""
         return sum(len(node.scores_K) for node in self.nodes) + self.greedy_cost[0]
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens, including those of greedy rollouts."""
         return sum(node.tokens for node in self.nodes) + self.greedy_cost[1]
 
     @property
@@ -188,7 +187,7 @@ class Tree:
         return self.nodes[-1].scores_K[0]
 
     def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
-        """Turn, agent, and what it read and wrote, at each node."""
+        """Yield the turn, the agent, and its prompt and completions, for each node."""
         for node in self.nodes:
             yield from (
                 (node.turn, *agent_turn)
@@ -196,7 +195,7 @@ class Tree:
             )
 
     def scored_actions(self) -> list[JointAction]:
-        """Return the joint actions that the reward has scored."""
+        """Return the joint actions that the reward scored."""
         return [
             self.joint_action(index, action)
             for index, node in enumerate(self.nodes)
@@ -204,21 +203,21 @@ class Tree:
         ]
 
     def children(self, index: int) -> dict[int, int]:
-        """Return joint action → index of the child node that it led to."""
+        """Return a mapping from joint actions to the indices of their child nodes."""
         return {n.parent_action: i for i, n in enumerate(self.nodes) if n.parent == index}
 
     def turn_starts(self) -> list[int]:
-        """Return the node where each node's turn began: itself if all agents act simultaneously."""
+        """Return, for each node, the node where its turn began.
+
+        It is the node itself if all agents act simultaneously.
+        """
         starts: list[int] = []
         for index, node in enumerate(self.nodes):
             starts.append(index if node.first_agent == 0 else starts[node.parent])
         return starts
 
     def path(self, index: int, action: int) -> tuple[tuple[int, int, int], ...]:
-        """Return node, agent and generation of each completion in a node's joint action.
-
-        They are in the agents' order, up to those that act at the node.
-        """
+        """Return (node, agent, generation) of each completion in a joint action, by agent."""
         node = self.nodes[index]
         acting = zip(node.acting, node.joint_actions_K[action], strict=True)
         here = tuple((index, agent, g) for agent, g in acting)
@@ -227,7 +226,7 @@ class Tree:
         return (*self.path(node.parent, node.parent_action), *here)
 
     def team(self, index: int, action: int) -> tuple[tuple[AgentTurn, Completion], ...]:
-        """Return each agent's prompt and completion of a scored joint action, in order."""
+        """Return each agent's turn and completion in a scored joint action, in order."""
         team = []
         for at, agent, g in self.path(index, action):
             turn = self.nodes[at].agents_N[agent - self.nodes[at].first_agent]
@@ -242,7 +241,7 @@ class Tree:
         return replace(self, nodes=nodes)
 
     def joint_action(self, index: int, action: int) -> JointAction:
-        """Return a scored joint action as texts, with those of the turns before it."""
+        """Return a scored joint action as texts, with its history."""
         completions_N = tuple(c.text for _, c in self.team(index, action))
         node = start = self.nodes[index]
         while start.first_agent > 0:
@@ -259,10 +258,10 @@ def _without_support(turn: AgentTurn) -> AgentTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One completion that a program has asked an agent for."""
+    """One completion that a program requested from an agent."""
 
     agent: int
-    number: int  # of the agent's calls in its episode, from 0
+    number: int  # index among the agent's calls in the episode
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
     completion: Completion
@@ -276,9 +275,9 @@ class Call:
 
 
 class AgentReward(NamedTuple):
-    """A reward of one agent in an episode, after reward_processor."""
+    """A reward that an agent received during an episode, after reward_processor."""
 
-    calls: int  # that the agent had made by then
+    calls: int  # how many the agent had made by then
     value: float
 
 
@@ -286,12 +285,12 @@ class AgentReward(NamedTuple):
 class Episode:
     """One run of a program for one task, read-only."""
 
-    calls: tuple[Call, ...]  # in the order in which they were made
+    calls: tuple[Call, ...]  # in the order they were made
     score: Score  # raw
     reward: float  # ``score.value`` after reward_processor
-    paid_N: tuple[tuple[AgentReward, ...], ...]  # each agent's; the last is the final score's
-    joint_action: JointAction | None = None  # whose score it is, where the run's reward scored it
-    error: str | None = None  # why it ended early, where ``program.on_error`` is zero
+    paid_N: tuple[tuple[AgentReward, ...], ...]  # of each agent; the last is for the final score
+    joint_action: JointAction | None = None  # that the run's reward scored; None: it scored none
+    error: str | None = None  # why the program failed, if ``program.on_error`` is zero
 
     def calls_of(self, agent: int) -> tuple[Call, ...]:
         """Return the calls of one agent, in order."""
@@ -300,12 +299,12 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeGroup:
-    """A task's episodes, played side by side: for programs what a tree is for turns."""
+    """A task's episodes, run concurrently: the counterpart of a tree for programs."""
 
     task: Task
     names_N: tuple[str, ...]  # of the agents
     episodes_G: tuple[Episode, ...]
-    greedy: Episode | None = None  # sampled greedily, where returns are compared with it
+    greedy: Episode | None = None  # sampled greedily, if it is the baseline of the returns
 
     @property
     def num_agents(self) -> int:
@@ -313,12 +312,12 @@ class EpisodeGroup:
 
     @property
     def scored(self) -> int:
-        """Episodes, the greedy one included: they count as scored joint actions."""
+        """Number of episodes, including the greedy one; each counts as a scored joint action."""
         return len(self._all)
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens, including those of the greedy episode."""
         return sum(len(c.completion.token_ids) for e in self._all for c in e.calls)
 
     @property
@@ -331,15 +330,15 @@ class EpisodeGroup:
         return self.episodes_G[-1].score
 
     def answered(self) -> Iterator[tuple[int, int, AgentTurn]]:
-        """Turn, agent, and what it read and wrote, of each call; an episode is one turn."""
+        """Yield (1, agent, prompt and completion) for each call; an episode is one turn."""
         return ((1, call.agent, call.as_turn) for e in self.episodes_G for call in e.calls)
 
     def scored_actions(self) -> list[JointAction]:
-        """Return the joint actions that the reward has scored."""
+        """Return the joint actions that the reward scored."""
         return [e.joint_action for e in self.episodes_G if e.joint_action is not None]
 
     def without_support(self) -> EpisodeGroup:
-        """Return the group without its tokens' support, for other processes."""
+        """Return the group without ``Completion.support``, to send to other processes."""
         return replace(
             self,
             greedy=None,
@@ -350,15 +349,15 @@ class EpisodeGroup:
         )
 
 
-RolloutResult = Tree | EpisodeGroup  # what a rollout makes of a task
+RolloutResult = Tree | EpisodeGroup  # for one task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One completion that an agent chose: in a turn of a tree, or as a call of a program.
 
-    ``state``, ``unit`` and ``node`` are numbers of what decisions have in common
-    (``comlrl/credit/decisions.py``); a node's are those of one agent.
+    ``state``, ``unit`` and ``node`` number groups of decisions, as defined in
+    ``comlrl/credit/decisions.py``. A node groups decisions of one agent.
     """
 
     agent: int
@@ -369,18 +368,18 @@ class Decision:
     prompt: tuple[Message, ...]
     prompt_ids: tuple[int, ...]
     completion: Completion
-    before: int  # number of the same agent's decision before it; −1 if there is none
-    # numbers of decisions: the latest prompts of all agents that were asked by then
+    before: int  # number of the agent's previous decision; −1 if there is none
+    # numbers of decisions that have the latest prompts of all agents asked so far
     read: tuple[int, ...]
-    reward: float  # of its first joint action, or what its agent was paid until its next call
-    returns_G: tuple[float, ...]  # that it is compared with; its own among them
-    place: int  # of its return among them
-    greedy_return: float | None = None  # from the same point on, where there is a greedy rollout
+    reward: float  # of its first joint action; in programs, received until the agent's next call
+    returns_G: tuple[float, ...]  # of all siblings, including itself
+    place: int  # index of its return in ``returns_G``
+    greedy_return: float | None = None  # of a greedy rollout from the same point, if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A scored joint action that is to be tried again."""
+    """A scored joint action that the agents are to revise."""
 
     task: Task
     completions_N: tuple[str, ...]

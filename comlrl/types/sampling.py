@@ -1,4 +1,4 @@
-"""Prompts, completions, and how their tokens are drawn."""
+"""Prompts, completions and sampling settings."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of an agent's own conversation; a prompt is a tuple of them.
+    """One message in an agent's conversation; a prompt is a tuple of messages.
 
-    ``tools``: not a message but a list of tools in JSON, for the chat template to show.
+    With the role ``tools``, ``content`` is a JSON list of tools, which the chat template renders.
     """
 
     role: Literal["system", "user", "assistant", "tool", "tools"]
     content: str
-    # written by whoever configured the run: control tokens in it are control tokens
+    # written by the user who configured the run: its special tokens are encoded as such
     verbatim: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingSupport:
-    """The tokens that top-k and top-p left at each of L positions: what the policy chose from.
+    """The tokens that top-k and top-p left to sample from at each of L positions.
 
-    A set of more than ``Sampling.max_support`` tokens has no ids. Its threshold lies half-way
-    between the last token that was left and the first that was not: whoever reads it takes the
-    tokens that are likelier than that by its own probabilities.
+    A set of more than ``Sampling.max_support`` tokens is stored as a threshold for recomputed
+    log-probabilities, half-way between the least likely token that was left and the likeliest that
+    was removed.
     """
 
-    counts_L: torch.Tensor  # int32: ids of each position
-    ids_I: torch.Tensor  # int32: all positions' ids, one after the other
-    threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where there are ids
+    counts_L: torch.Tensor  # int32: number of ids at each position
+    ids_I: torch.Tensor  # int32: ids of all positions, concatenated
+    threshold_L: torch.Tensor  # float32: log-probability before truncation; +∞ where ids are stored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Latent:
-    """SHPPO: who an agent was at one state, kept from the rollout to the update. On the CPU."""
+    """SHPPO: an agent's latent at one state, stored on the CPU from the rollout to the update."""
 
-    observation_D: torch.Tensor  # its prompt, pooled
-    epsilon_K: torch.Tensor  # standard normal; zeros where sampling was greedy
-    value_K: torch.Tensor  # μ + σ ε: the ratios of all epochs use this very one
+    observation_D: torch.Tensor  # the pooled prompt
+    epsilon_K: torch.Tensor  # standard normal; zeros if sampling was greedy
+    value_K: torch.Tensor  # μ + σ ε; fixed for the importance ratios of all epochs
     mu_K: torch.Tensor
-    memory_H: torch.Tensor  # after this turn
+    memory_H: torch.Tensor  # recurrent state after this turn
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A completion of an agent."""
 
-    text: str  # decoded without special tokens; where a text stopped it, what stands before that
-    # every sampled token: the end-of-sequence token included, and those of the text that stopped it
+    text: str  # decoded without special tokens, up to the stop text if one was sampled
+    # every sampled token, including end-of-sequence and the tokens of a stop text
     token_ids: tuple[int, ...]
-    finished: bool  # True: ended by itself or by a text; False: cut at max_new_tokens
-    # log-probability of all its tokens under what drew them; not a number: unknown, or greedy.
-    # Up to rounding, which depends on the batch: not compared.
+    finished: bool  # True: ended by end-of-sequence or a stop text; False: cut at max_new_tokens
+    # log-probability of all tokens under the sampling distribution; NaN: unknown, or greedy.
+    # Not compared, as rounding depends on the batch.
     logprob: float = field(default=math.nan, compare=False)
-    # Its weight in its agent's gradient, where another than the trained policy has drawn it.
+    # Weight in the agent's gradient if the sampling distribution is not the trained policy.
     _: KW_ONLY
     importance: float = field(default=1.0, compare=False)
-    # log-probability of each token; empty where ``logprob`` is not a number
+    # log-probability of each token; empty if ``logprob`` is NaN
     logprob_L: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    # SHPPO: what the agent acted under, one for all siblings
+    # SHPPO: the latent that the agent acted under, shared by all siblings
     latent: Latent | None = field(default=None, compare=False, repr=False)
-    # of each token, on the CPU; None: nothing was truncated, or nobody learns from it
+    # of each token, on the CPU; None: nothing was truncated, or no policy learns from it
     support: SamplingSupport | None = field(default=None, compare=False, repr=False)
 
 
@@ -79,11 +79,11 @@ class Sampling:
     top_p: float | None = None
     top_k: int | None = None
     _: KW_ONLY
-    stop: tuple[str, ...] = ()  # texts that end a completion beside the model's own end
+    stop: tuple[str, ...] = ()  # texts that end a completion, in addition to end-of-sequence
     max_support: int | None = (
-        None  # tokens of a set in ``Completion.support``; None: no sets are stored
+        None  # most ids per position in ``Completion.support``; None: no support is stored
     )
-    # of each agent, where not all sample alike; the fields above are then no agent's own
+    # settings of each agent if they differ; the fields above then apply to no agent
     by_agent: tuple[Sampling, ...] = ()
 
     def for_agent(self, agent: int) -> Sampling:
@@ -95,23 +95,23 @@ class Sampling:
         return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
 
     def limits(self, agents: int) -> tuple[int, ...]:
-        """Return ``max_new_tokens`` of each of so many agents."""
+        """Return ``max_new_tokens`` of each of the first ``agents`` agents."""
         return tuple(self.for_agent(agent).max_new_tokens for agent in range(agents))
 
     @property
     def longest(self) -> int:
-        """Tokens of any agent's longest completion."""
+        """The largest ``max_new_tokens`` of any agent."""
         return max(
             (settings.max_new_tokens for settings in self.by_agent), default=self.max_new_tokens
         )
 
     def with_sets(self, max_support: int | None) -> Sampling:
-        """Return the settings with another ``max_support``, for all agents."""
+        """Return the settings with this ``max_support`` for all agents."""
         by_agent = tuple(replace(settings, max_support=max_support) for settings in self.by_agent)
         return replace(self, max_support=max_support, by_agent=by_agent)
 
     def with_stops(self, stop: tuple[str, ...]) -> Sampling:
-        """Return the same with these stops beside its own, for all agents."""
+        """Return the settings with these stop texts added for all agents."""
         if not stop:
             return self
         by_agent = tuple(agent.with_stops(stop) for agent in self.by_agent)
@@ -119,18 +119,18 @@ class Sampling:
 
     @property
     def greedy(self) -> Sampling:
-        """The likeliest tokens, with the same limits and stops."""
+        """Greedy settings with the same limits and stop texts."""
         by_agent = tuple(settings.greedy for settings in self.by_agent)
         return Sampling(0.0, self.max_new_tokens, stop=self.stop, by_agent=by_agent)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, to be completed once for each key; a key identifies a completion's randomness."""
+    """A prompt to complete once for each key; a key seeds the sampling of one completion."""
 
     prompt_ids: tuple[int, ...]
     keys_G: tuple[tuple[Any, ...], ...]
-    before: Latent | None = None  # SHPPO: the agent's at the turn before
+    before: Latent | None = None  # SHPPO: the agent's latent at the previous turn
     _: KW_ONLY
-    latent_K: torch.Tensor | None = None  # SHPPO: what the siblings are sampled under
-    task_id: str = ""  # of the task, whose prompts begin alike
+    latent_K: torch.Tensor | None = None  # SHPPO: the latent that all siblings are sampled under
+    task_id: str = ""  # prompts of the same task share a prefix

@@ -1,4 +1,4 @@
-"""The input of an update: rows of token ids with their weights, and packed batches of them."""
+"""The input of an update: rows of weighted token ids, and packed batches of such rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt of one agent and completions of it, each with a coefficient and a number."""
+    """A prompt of one agent and its completions; the other fields have a value for each."""
 
     prompt_ids: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]  # token ids of each
-    weights: tuple[float, ...]  # coefficient of each on each of its tokens
-    indices: tuple[int, ...]  # the caller's number for each
+    completions: tuple[tuple[int, ...], ...]  # token ids
+    weights: tuple[float, ...]  # loss coefficient of every token of the completion
+    indices: tuple[int, ...]  # the caller's number for the completion
     _: KW_ONLY
-    support: tuple[SamplingSupport, ...] = ()  # of each; empty: they were chosen from all tokens
-    # π/μ of each, which is in ``weights`` already; empty: 1
+    support: tuple[SamplingSupport, ...] = ()  # empty: sampled from the full vocabulary
+    # π/μ, already included in ``weights``; empty: 1
     importances: tuple[float, ...] = ()
-    # Leading tokens of each that continue its prompt and were not chosen; empty: none
+    # number of leading tokens that belong to the prompt and were not sampled; empty: 0
     contexts: tuple[int, ...] = ()
 
     @classmethod
@@ -35,7 +35,7 @@ class Row:
         weights: Iterable[float],
         indices: Iterable[int],
     ) -> Row:
-        """Return completions as they were sampled, their weights times their importance."""
+        """Build a row from sampled completions; multiply their weights by their importance."""
         ids = tuple(completion.token_ids for completion in completions)
         weight_C = tuple(
             w * completion.importance for w, completion in zip(weights, completions, strict=True)
@@ -54,14 +54,14 @@ class Row:
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """The number of tokens of each completion that the policy chose."""
+        """Number of tokens of each completion that the policy sampled."""
         contexts = self.contexts or (0,) * len(self.completions)
         return tuple(
             len(ids) - context for ids, context in zip(self.completions, contexts, strict=True)
         )
 
     def part(self, start: int, end: int) -> Row:
-        """Return these of its completions."""
+        """Return a row with only the completions ``start`` to ``end`` (exclusive)."""
         span = slice(start, end)
         return Row(
             self.prompt_ids, self.completions[span], self.weights[span], self.indices[span],
@@ -74,30 +74,30 @@ class Row:
 class TokenBatch:
     """Packed rows of one agent. A row is one node's prompt followed by its completions.
 
-    ``segment_RL``: −1 padding, 0 prompt, s ≥ 1 the s-th completion of the row. A token sees the
-    prompt and its own segment up to itself. ``action_mask_RL`` marks the tokens that the policy
-    chose (end-of-sequence included; padding and ``Row.contexts`` never); the distribution that
-    chose token (r, l) is the one at row r, column ``previous_RL[r, l]``.
+    ``segment_RL`` is −1 for padding, 0 for the prompt and s ≥ 1 for the s-th completion of the
+    row. A token attends to the prompt and, causally, to its own segment. ``action_mask_RL`` marks
+    the tokens that the policy sampled: end-of-sequence tokens too, but neither padding nor
+    ``Row.contexts``. The logits for token (r, l) are at row r, column ``previous_RL[r, l]``.
     """
 
     token_ids_RL: torch.Tensor  # int64
-    positions_RL: torch.Tensor  # int64, restarted after the prompt for each segment
+    positions_RL: torch.Tensor  # int64; each completion continues from the end of the prompt
     segment_RL: torch.Tensor  # int64
     previous_RL: torch.Tensor  # int64
     action_mask_RL: torch.Tensor  # bool
-    weight_RL: torch.Tensor  # float64: a completion's coefficient on each of its tokens
-    completion_RL: torch.Tensor  # int64: index of the completion that a token belongs to, or −1
-    support: SamplingSupport | None = None  # of each action; None: each was chosen from all tokens
-    importance_A: torch.Tensor | None = None  # float64: π/μ of each action's completion; None: 1
+    weight_RL: torch.Tensor  # float64: loss coefficient of the token's completion
+    completion_RL: torch.Tensor  # int64: index of the token's completion, or −1
+    support: SamplingSupport | None = None  # of the A actions; None: the full vocabulary
+    importance_A: torch.Tensor | None = None  # float64: π/μ of the action's completion; None: 1
 
     def corrected(self, value_A: torch.Tensor) -> torch.Tensor:
-        """Weight the sampled actions' values; the expectation is then under the trained policy."""
+        """Weight values of actions by π/μ, so that their mean estimates that under π."""
         if self.importance_A is None:
             return value_A
         return value_A * self.importance_A.to(value_A)
 
 
 def importances_of(completions: Sequence[Completion]) -> tuple[float, ...]:
-    """Return π/μ of each completion; empty if all were drawn by the trained policy."""
+    """Return π/μ of each completion, or an empty tuple if all of them are 1."""
     importances = tuple(completion.importance for completion in completions)
     return importances if any(importance != 1 for importance in importances) else ()

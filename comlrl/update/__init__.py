@@ -1,1 +1,1 @@
-"""Token rows with their credit go in; losses, gradients and optimizer steps come of them."""
+"""Turns token rows with credit into losses, gradients and optimizer steps."""

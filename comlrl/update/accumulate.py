@@ -1,4 +1,4 @@
-"""Rows and a loss → gradients, in micro-batches of what the memory holds."""
+"""Accumulates gradients of a loss over rows, in micro-batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from comlrl.update.worker_threads import run_parallel, worker_threads
 S = TypeVar("S")
 Loss = Callable[[TokenBatch], tuple[torch.Tensor, Sums]]
 
-MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # more make a token hardly cheaper
-SHARE_STEP = SHAPE_STEP  # tokens; shares are multiples of it, and fewer are not worth a thread
-ALONE = {"cpu": 2, "cuda": 1}  # times what rows together have, for one that is long by itself
-GRADIENT_SUM_BYTES = 2 << 30  # of the gradients that an agent's worker threads sum, each its own
-# Of one micro-batch, before the head. A GPU gives a quarter of the memory that the weights leave,
-# whatever else it holds, so that batches are the same in every run; the number here is that of
-# 80 GiB, for a dry run.
+MICRO_BATCH_TOKENS = {"cpu": 3072, "cuda": 8192}  # larger batches are hardly faster per token
+SHARE_STEP = SHAPE_STEP  # tokens; a thread's share is a multiple, as fewer are not worth a thread
+ALONE = {"cpu": 2, "cuda": 1}  # a row in a batch alone may have this many times the tokens
+GRADIENT_SUM_BYTES = 2 << 30  # limit on the gradient buffers of an agent's worker threads together
+# Activations of one micro-batch, before the head. On a GPU the limit is a quarter of the memory
+# beside the weights, regardless of other use, so that every run has the same batches. The number
+# here is for 80 GiB, in a dry run.
 ACTIVATION_BYTES = {"cpu": 1 << 30, "cuda": 20 << 30}
 
 
 def micro_batches(
     agent: Agent, rows: Sequence[Row], max_tokens: int | None = None, concurrent: bool = False
 ) -> Iterator[TokenBatch]:
-    """Pack rows into batches of like size, as few as the device takes at once; ``concurrent``,
-    about as many as a multiple of the CPU's cores. The same rows give the same batches.
+    """Pack rows into batches of similar size, as few as fit the device's token budget. With
+    ``concurrent`` their number is about a multiple of the CPU's cores. Batches depend only on the
+    rows and the budget.
 
-    Where memory has run out before, the agent's batches stay as small as they then became.
+    After running out of memory, the agent's batches keep their reduced size.
     """
     budget = max_tokens or token_budget(agent)
     common = common_beginning(rows) if _shared(agent) else 0
@@ -63,8 +64,8 @@ def micro_batches(
 
 
 def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
-    """Group rows that go together, with at most so many tokens, or one completion; or one row
-    alone of some more (``ALONE``), as each of its parts would read its prompt again."""
+    """Group rows into batches of at most ``most`` tokens, or of one completion. A single row may
+    have more (``ALONE``), because splitting it would compute its prompt again."""
     shared = _shared(agent)
     binding = most == token_budget(agent) and not agent.micro_batch_tokens
     alone = ALONE[_kind(agent)] * most if binding else most
@@ -74,17 +75,18 @@ def _groups(agent: Agent, rows: Sequence[Row], most: int) -> list[list[Row]]:
 
 
 def _shared(agent: Agent) -> bool:
-    """Return whether updates compute what siblings have in common once."""
+    """Return whether updates compute prefixes that siblings share only once."""
     return agent.fast is not None and agent.fast.learning
 
 
 def _sizes(agent: Agent, rows: Sequence[Row]) -> list[int]:
-    """Count the tokens of each row, as the agent's memory counts them."""
+    """Count the tokens of each row that use the agent's memory."""
     return [computed(row) if _shared(agent) else row.length for row in rows]
 
 
 def token_budget(agent: Agent) -> int:
-    """Return the most tokens of a micro-batch; a checkpoint holds it, as sums depend on it."""
+    """Return the most tokens of a micro-batch. Checkpoints store it, since float sums depend on
+    it."""
     if agent.micro_batch_tokens:
         return agent.micro_batch_tokens
     kind, memory = _kind(agent), None
@@ -100,14 +102,14 @@ def _kind(agent: Agent) -> str:
 
 
 def tokens_at_once(kind: str, activations: float, memory: int | None = None) -> int:
-    """Return the tokens of a micro-batch on this kind of device; ``activations``: bytes that a
-    token leaves; ``memory``: bytes of a GPU beside the weights."""
+    """Return the most tokens of a micro-batch on this kind of device. ``activations``: bytes
+    stored for each token; ``memory``: bytes of a GPU beside the weights."""
     most = ACTIVATION_BYTES[kind] if memory is None else memory // 4
     return max(256, min(MICRO_BATCH_TOKENS[kind], int(most // activations)))
 
 
 def _activation_bytes(agent: Agent) -> int:
-    """Return the bytes that one token leaves for the backward pass."""
+    """Return the bytes stored for each token until the backward pass."""
     config: Any = agent.model.config
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -115,8 +117,8 @@ def _activation_bytes(agent: Agent) -> int:
 
 
 def activations(layers: int, width: int, inner: int) -> int:
-    """Estimate how many numbers one token leaves for the backward pass: some 8 vectors of the
-    hidden width and 3 of the intermediate one in a layer."""
+    """Estimate how many numbers are stored for each token until the backward pass: in each layer
+    about 8 vectors of the hidden width and 3 of the intermediate width."""
     return layers * (8 * width + 3 * inner)
 
 
@@ -129,16 +131,15 @@ def accumulate(
     parameters: Sequence[torch.nn.Parameter] | None = None,
     concurrent: bool = False,
 ) -> None:
-    """Add the gradients of ``loss`` over micro-batches of packed rows, and its sums
-    to ``sums``.
+    """Accumulate gradients of ``loss`` over micro-batches of packed rows, and its statistics in
+    ``sums``.
 
-    ``loss``: a micro-batch → (its part of the loss, sums for the log). The former must be
-    a sum over completions, so that the split does not matter. Where memory runs out the gradients
-    are thrown away and everything is done again in micro-batches of half the size, down to one
-    completion, so that the result is the same. ``parameters``: all that the loss trains, where
-    that is more than the agent's own. ``concurrent``: micro-batches may share the CPU's cores, as
-    ``loss`` switches nothing but the router. Raises NonFiniteError, holding agent and batch, for a
-    loss or a gradient that is not finite.
+    ``loss``: micro-batch → (its part of the loss, sums for the log). The loss must be a sum over
+    completions, so that the result does not depend on the split. If memory runs out, gradients are
+    discarded and computed again in micro-batches of half the size, down to one completion.
+    ``parameters``: all that the loss trains, if more than the agent's. ``concurrent``:
+    micro-batches may run in parallel, as ``loss`` changes no state except the adapter router's.
+    Raises NonFiniteError, with agent and batch, if a loss or a gradient is not finite.
     """
     trained = list(agent.parameters() if parameters is None else parameters)
     gradients_before = [None if p.grad is None else p.grad.clone() for p in trained]
@@ -159,7 +160,7 @@ def accumulate(
             raise
         except (MemoryError, torch.OutOfMemoryError):
             pass  # smaller micro-batches, below
-        if agent.sharded:  # the others are in the middle of the pass that has failed
+        if agent.sharded:  # the other processes are still in the pass that failed here
             raise MemoryError("out of memory in the update; start more processes")
         smallest = max(_sizes(agent, unpacked(rows)))
         if budget <= smallest:
@@ -183,7 +184,7 @@ def accumulate(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The sums and norms of a micro-batch's backward pass, not yet synchronized with the host."""
+    """Results of a micro-batch's backward pass, not yet copied to the host."""
 
     sums: Sums
     loss: torch.Tensor
@@ -195,7 +196,7 @@ def _backward(
     loss: Loss,
     trained: Sequence[torch.nn.Parameter],
 ) -> Done:
-    """Add a micro-batch's gradients to those of the parameters."""
+    """Accumulate a micro-batch's gradients in the parameters' ``grad``."""
     value, sums = loss(batch)
     value.backward()
     return Done(sums, value.detach(), _gradient_norm(trained))
@@ -239,11 +240,11 @@ def measure_all(
     measure: Callable[[TokenBatch], None],
     concurrent: bool = False,
 ) -> None:
-    """Call ``measure`` on every micro-batch of ``accumulate`` without gradients, computed as
-    there to the same bits; ``concurrent`` as there, so that it may be called by several threads."""
+    """Call ``measure``, without gradients, on the micro-batches of ``accumulate``; values are
+    bitwise equal to those there. With ``concurrent`` several threads may call ``measure``."""
 
     def work(share: Sequence[TokenBatch]) -> None:
-        with torch.no_grad():  # which holds for a thread
+        with torch.no_grad():  # grad mode is thread-local
             for batch in share:
                 measure(batch)
 
@@ -257,8 +258,8 @@ def _thread_count(
     concurrent: bool,
     trained: Sequence[torch.nn.Parameter] = (),
 ) -> int:
-    """Count the worker threads for the batches; each thread sums gradients of ``trained``
-    separately."""
+    """Return the number of worker threads for the batches; each sums the gradients of ``trained``
+    in separate buffers."""
     if not concurrent:
         return 1
     gradient = 4 * sum(parameter.numel() for parameter in trained)  # bytes, as sums are float32
@@ -295,7 +296,7 @@ def _check_finite(batches: Sequence[TokenBatch], done_B: Sequence[Done]) -> None
         return
     device = done_B[0].loss.device
     values = [x.double().to(device) for done in done_B for x in (done.loss, done.norm)]
-    numbers = torch.stack(values).tolist()  # the one read of an update
+    numbers = torch.stack(values).tolist()  # the update's only synchronization with the device
     for at, number in enumerate(numbers):
         if not math.isfinite(number):
             what = "the gradient's norm" if at % 2 else "the loss"

@@ -1,20 +1,20 @@
-"""Corrects for a sampler that is not quite the policy that is trained: an engine computes in other
-kernels, and often in another precision, and with ``generation.overlap`` a step is drawn by the
-weights from before the last update.
+"""Importance weights for a sampler that differs from the trained policy: an inference engine uses
+other kernels, and often another precision, and with ``generation.overlap`` a step is sampled with
+the weights from before the last update.
 
-With μ(y | x) what drew a completion and π(y | x) the trained policy as the step begins, both
-products over its tokens, a completion counts in its agent's gradient with
+With the sampling distribution μ(y | x) and the trained policy π(y | x) as the step begins, both
+products over tokens, a completion's weight in its agent's gradient is
 
     c(y) = min(π(y | x) / μ(y | x), cap)
 
-which is held fixed (no gradient flows through it). Where μ was truncated, π is over the same tokens
-at each position. Without the cap this is exact: the expected gradient under μ is that under π, for
-team-mates, earlier states and later turns as they were drawn. The cap bounds the variance
-(truncated importance sampling, Ionides 2008).
+No gradient flows through c. If μ was truncated, π is renormalized over the same tokens at each
+position. Without the cap the correction is exact: the expected gradient under μ is that under π,
+given team-mates, earlier states and later turns as sampled. The cap bounds the variance (truncated
+importance sampling, Ionides 2008).
 
-Where both have the same weights, |log π(y | x) − log μ(y | x)| is rounding, on average far below
-``SOUND`` a token and ``SOUND_WHOLE`` a completion. The mean of the ratio itself tells little: under
-any μ its expectation is 1.
+If both use the same weights, |log π(y | x) − log μ(y | x)| is only rounding, on average far below
+``SOUND`` per token and ``SOUND_WHOLE`` per completion. The mean of the ratio is no such check: its
+expectation is 1 under any μ.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from comlrl.types import (
 from comlrl.update.accumulate import measure_all
 from comlrl.update.per_token import PerToken
 
-SOUND = 0.05  # mean |log ratio| over tokens, where both have the same weights
-SOUND_WHOLE = math.log(2)  # over completions: half or twice their weight
+SOUND = 0.05  # most |log ratio| per token that is plausible as rounding
+SOUND_WHOLE = math.log(2)  # the same per completion: half or twice the weight
 
 
 class ImportanceWeightedSampler:
-    """A Sampler: another's completions, with their weights c(y)."""
+    """A Sampler that wraps another and adds the weights c(y) to its completions."""
 
     def __init__(self, team: Team, sampler: Sampler, cap: float) -> None:
         self.team, self.sampler, self.cap = team, sampler, cap
         self.encode, self.fits, self.token_texts = sampler.encode, sampler.fits, sampler.token_texts
         self.sums = Sums()  # of this process, since ``collect``
-        self.unlogged = Sums()  # of all processes, since ``metrics`` was last asked
+        self.unlogged = Sums()  # of all processes, since the last call of ``metrics``
         self.warned = False
 
     def sample(
@@ -65,7 +65,7 @@ class ImportanceWeightedSampler:
         return self.weighted(requests_N, self.sampler.sample(requests_N, sampling), sampling)
 
     def present(self) -> AsyncSampler:
-        """Return the asynchronous sampler; call ``weighted`` once all its completions are there."""
+        """Return the asynchronous sampler; pass its completions to ``weighted`` once all exist."""
         assert isinstance(self.sampler, ServedSampler)
         return self.sampler.present()
 
@@ -76,7 +76,7 @@ class ImportanceWeightedSampler:
         sampling: Sampling,
     ) -> list[list[tuple[Completion, ...]]]:
         """Return the completions of these requests with their weights c(y)."""
-        if sampling.temperature == 0:  # a baseline's, which nothing learns from
+        if sampling.temperature == 0:  # a greedy baseline, from which no policy learns
             return [list(groups) for groups in groups_N]
         return [
             self._weighted(
@@ -89,8 +89,8 @@ class ImportanceWeightedSampler:
         ]
 
     def weigh(self, trees: Sequence[Tree], sampling: Sampling) -> list[Tree]:
-        """Weigh trees that were drawn by older weights: return them with the weights c(y) of
-        their completions. A collective call where models are split."""
+        """Return trees that were sampled with older policies, with the weights c(y) of their
+        completions. A collective call if models are split."""
         weighted_N = []
         for agent in range(max((tree.num_agents for tree in trees), default=0)):
             turns = [
@@ -113,21 +113,21 @@ class ImportanceWeightedSampler:
         return [replace(tree, nodes=tuple(map(weighted, tree.nodes))) for tree in trees]
 
     def collect(self) -> None:
-        """Add up the sums of all processes, so that a checkpoint has them. A collective call."""
+        """Add up the sums of all processes for the next checkpoint. A collective call."""
         sums, self.sums = self.sums.all_reduced(), Sums()
         self.unlogged.absorb(sums)
 
     def state(self) -> dict[str, Any]:
-        """Return what ``metrics`` has to know of completed steps; alike on all processes."""
+        """Return the state that ``metrics`` needs after a resume; the same on all processes."""
         return {"sums": dict(self.unlogged.totals), "maxima": dict(self.unlogged.maxima)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state`` returned; nothing, where an older checkpoint has none."""
+        """Load what ``state`` returned; an empty mapping, from an older checkpoint, resets it."""
         self.unlogged = Sums(**state.get("sums", {}))
         self.unlogged.reach(**state.get("maxima", {}))
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of what was sampled since the last call. A collective call."""
+        """Return metrics of the completions sampled since the last call. A collective call."""
         self.collect()
         sums, self.unlogged = self.unlogged, Sums()
         count = sums.totals.pop("completions", 0)
@@ -150,8 +150,8 @@ class ImportanceWeightedSampler:
         *,
         older: bool = False,
     ) -> list[tuple[Completion, ...]]:
-        """Return an agent's completions with their weights. ``older``: drawn by weights from
-        before an update."""
+        """Return an agent's completions with their weights. ``older``: they were sampled before
+        the last update."""
         if not prompts:
             return []
         numbers, logprob = itertools.count(), PerToken()

@@ -1,4 +1,4 @@
-"""The weight of PPO's KL to the reference."""
+"""The coefficient of PPO's KL to the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from comlrl.config.algorithms import PPOConfig
 
 
 class KLCoefficient:
-    """The weight of the KL to the reference: fixed, or led to ``kl_target`` (Ziegler 2019)."""
+    """The coefficient of the KL to the reference: fixed, or adapted so that the KL approaches
+    ``kl_target`` (Ziegler 2019)."""
 
     def __init__(self, section: PPOConfig) -> None:
         self.section, self.value = section, section.kl_coef

@@ -1,4 +1,4 @@
-"""The equations: tensors in, loss out. Nothing here knows a model, a tree or a configuration."""
+"""Loss functions: pure functions of tensors, independent of models, trees and configurations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 def policy_gradient(logprob_A: torch.Tensor, weight_A: torch.Tensor) -> torch.Tensor:
     """Compute L = −Σ_a w_a · log π(a).
 
-    With w = Â_ig · w_t / (G · |nodes|) on each token of agent i's completion g this is MAGRPO's
-    loss (arXiv 2508.04652, without ratio, clip and standard deviation: one update a sample).
-    Both of shape (A,); gradients flow through ``logprob_A`` alone.
+    With w = Â_ig · w_t / (G · |nodes|) on each token of agent i's completion g, this is MAGRPO's
+    loss (arXiv 2508.04652), without ratio, clipping and standard deviation, as each sample is used
+    for one update. Arguments are of shape (A,); gradients flow only through ``logprob_A``.
     """
     return -(weight_A * logprob_A).sum()
 
@@ -22,10 +22,10 @@ def k3_kl(logprob_A: torch.Tensor, reference_A: torch.Tensor) -> torch.Tensor:
     """Compute k3 = exp(ρ) − ρ − 1 with ρ = log π_ref(a) − log π(a): an unbiased, non-negative
     estimate of KL(π ‖ π_ref) for each sampled token (Schulman 2020); shape (A,).
 
-    As a loss its gradient is not that of the KL it estimates: ∇k3 = (1 − exp(ρ)) ∇log π, whose
-    mean under π is ∇KL(π_ref ‖ π); that of KL(π ‖ π_ref) is the mean of −ρ ∇log π. Both vanish
-    where π is π_ref and agree to first order near it. k3 is kept as it weighs a token that π has
-    made likelier by less than 1, and as it is what GRPO and TRL mean by their KL coefficient.
+    Used as a loss, its gradient is not that of the KL it estimates: ∇k3 = (1 − exp(ρ)) ∇log π has
+    the mean ∇KL(π_ref ‖ π) under π, while ∇KL(π ‖ π_ref) is the mean of −ρ ∇log π. Both vanish at
+    π = π_ref and agree to first order near it. k3 is used because it weights a token that π has
+    made likelier by less than 1, and because the KL coefficients of GRPO and TRL refer to it.
     """
     log_ratio = reference_A - logprob_A
     return log_ratio.exp() - log_ratio - 1
@@ -51,7 +51,7 @@ def clipped_value(
 ) -> torch.Tensor:
     """Compute ½ max((V − R)², (V_clip − R)²), V_clip = V_old + clip(V − V_old, ±ε); shape (A,).
 
-    ``clip_range`` None: ½ (V − R)².
+    With ``clip_range`` None the loss is ½ (V − R)².
     """
     loss = (value_A - return_A) ** 2
     if clip_range is not None:
@@ -70,14 +70,15 @@ def joint_dpo(
 
         L_i = −(1 − s) log σ(z) − s log σ(−z),   z = β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j))
 
-    Δ = log π(winner) − log π(loser), less the reference's where one is used. Shape (P,).
+    Δ = log π(winner) − log π(loser), minus the same difference under the reference, if one is
+    used. Shape (P,).
     """
     z = beta * (own_delta_P + others_delta_P.detach())
     return -(1 - label_smoothing) * F.logsigmoid(z) - label_smoothing * F.logsigmoid(-z)
 
 
 def latent_entropy(sigma_SNK: torch.Tensor) -> torch.Tensor:
-    """Compute SHPPO's L_e (arXiv 2404.03869): the entropy of N(μ_i, diag σ_i²), mean over the
+    """Compute SHPPO's L_e (arXiv 2404.03869): the entropy of N(μ_i, diag σ_i²), averaged over
     agents:
 
     (1/N) Σ_i Σ_k ½ log(2πe σ_ik²); shape (S,), nats
@@ -107,9 +108,9 @@ def latent_distances(latent_SNK: torch.Tensor) -> torch.Tensor:
 def latent_diversity(distance_SP: torch.Tensor, low: float, high: float) -> torch.Tensor:
     """Compute SHPPO's L_d: mean over pairs of (d − low) / (high − low); shape (S,).
 
-    ``low`` and ``high`` are the batch's extremes, constants of the gradient: otherwise it would
-    push distances towards the largest rather than all of them up. 0 for one agent, and where all
-    distances are equal (as within one sample of two agents).
+    ``low`` and ``high`` are the batch's extremes, without gradient: with one, distances would be
+    pushed towards the largest instead of all increasing. The result is 0 for one agent, and if all
+    distances are equal (as in one sample of two agents).
     """
     if distance_SP.shape[1] == 0 or high <= low:
         return distance_SP.new_zeros(len(distance_SP))
@@ -125,6 +126,7 @@ def latent_loss(
 ) -> torch.Tensor:
     """Compute SHPPO's L_latent = −L_v + λ_e L_e − λ_d L_d for each state; shape (S,).
 
-    ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's own weights frozen; 0: what is added to another.
+    ``value_S`` is V_I(s, {μ_i, σ_i}) with V_I's weights frozen; 0 if the result is added to
+    another loss.
     """
     return -value_S + lambda_e * entropy_S - lambda_d * diversity_S

@@ -1,4 +1,4 @@
-"""A step's states or nodes → the parts that each make an update."""
+"""Partitions a training step's states or units into minibatches, one for each update."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from comlrl.processes.distributed import Deal
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A training step's part of the run: the progress, 0 to 1, before and after it."""
+    """The run's progress, from 0 to 1, before and after a training step."""
 
     start: float
     end: float
 
     def at(self, done: int, count: int) -> float:
-        """Return the progress before the next of a step's ``count`` updates, ``done`` of them
-        made."""
+        """Return the run's progress after ``done`` of the step's ``count`` updates."""
         return self.start + (self.end - self.start) * done / count
 
 
 def minibatches(
     states_B: Sequence[int], size: int | None, key: tuple, deal: Deal
 ) -> list[list[int]]:
-    """Partition this process's states in an order that depends on the key alone.
+    """Partition this process's states in an order that depends only on the key.
 
-    ``states_B``: states of each of its trees. ``size``: states in a minibatch over all processes
-    at most, as in ``like_parts``; None: all of them. ``deal``: of the step's tasks. Every process
-    gets its part of the minibatches that one process alone would make.
+    ``states_B``: number of states of each of its tasks. ``size``: most states of a minibatch over
+    all processes, as in ``like_parts``; None: all. ``deal``: of the step's tasks. Over all
+    processes, minibatches are those that a single process would make.
     """
     places, total = deal.positions(states_B)
     state_at = {place: state for state, place in enumerate(places)}
@@ -57,8 +56,8 @@ def passes(
     span: Span,
     deal: Deal,
 ) -> Iterator[Pass]:
-    """Return the epochs of a step, each with separate ``minibatches``. Epochs that ``target_kl``
-    leaves out take their part of the schedule with them."""
+    """Yield the epochs of a step, each shuffled into different ``minibatches``. The progress of
+    epochs that ``target_kl`` skips is skipped too."""
     for epoch in range(epochs):
         chosen = minibatches(states_B, size, (*key, epoch), deal)
         first, count = epoch * len(chosen), epochs * len(chosen)
@@ -70,9 +69,9 @@ def passes(
 
 
 def like_parts(total: int, size: int | None) -> list[range]:
-    """Split ``range(total)`` into as few parts as hold at most ``size`` each (None: one); none
-    where there is nothing. Sizes differ by 1 at most: 5 at 4 are 3 + 2, and 10 at 3 are 3 + 2 +
-    3 + 2."""
+    """Split ``range(total)`` into the fewest parts of at most ``size`` each (None: one part; none
+    if ``total`` is 0). Sizes differ by at most 1: 5 with size 4 is 3 + 2, and 10 with size 3 is
+    3 + 2 + 3 + 2."""
     count = -(-total // (size or max(1, total)))
     ends = [-(-total * i // count) for i in range(1, count + 1)]
     return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]

@@ -13,7 +13,8 @@ from comlrl.types import SamplingSupport, TokenBatch
 
 
 def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
-    """Explain where the value was met, where its batch lies, and what may help."""
+    """Save the error's batch, and say where the value occurred, where the batch is and what may
+    help."""
     who = "" if error.agent is None else f"agent {error.agent}, "
     where = "" if error.batch is None else f"; its batch is in {save_batch(error.batch, folder)}"
     return (
@@ -23,7 +24,7 @@ def explanation(error: NonFiniteError, step: int, folder: Path) -> str:
 
 
 def save_batch(batch: TokenBatch, folder: Path) -> Path:
-    """Save what produced a non-finite value, for the report of the error."""
+    """Save the batch that produced a non-finite value; return the file's path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "non_finite_batch.safetensors"
     save_file(_tensors(batch), str(path))
@@ -31,7 +32,7 @@ def save_batch(batch: TokenBatch, folder: Path) -> Path:
 
 
 def _tensors(values: TokenBatch | SamplingSupport) -> dict[str, torch.Tensor]:
-    """Return the tensors by name, including those of truncation, if any."""
+    """Return the tensors by field name, including those of the sampling support, if any."""
     tensors: dict[str, torch.Tensor] = {}
     for field in fields(values):
         value = getattr(values, field.name)

@@ -1,8 +1,8 @@
-"""AdamW with its own clip and schedule, for one agent.
+"""AdamW with gradient clipping and a schedule, for one agent.
 
-Weights of half precision are rounded copies of float32 masters that the optimizer holds and steps
-(mixed-precision training, arXiv 1710.03740): bfloat16 has 8 bits, so that a step of 2e-5 on a
-weight of 0.02 would be rounded away, and a moment with β₂ = 0.999 would never fall.
+For half-precision weights the optimizer holds and updates float32 masters, and rounds the weights
+from them (mixed-precision training, arXiv 1710.03740). bfloat16 has 8 bits of precision, so a step
+of 2e-5 on a weight of 0.02 would be rounded away, and a moment with β₂ = 0.999 would never decay.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MASTER = "master"  # the name of a float32 master among a weight's moments in a 
 
 
 class Schedule:
-    """Factor of the learning rate: a linear warm-up, then constant, or with the run's progress to
-    0: it is 1 at the first update after the warm-up and comes to its end as the run does."""
+    """The factor of the learning rate: after a linear warm-up it is constant, or decays with the
+    run's progress, from 1 at the first update after the warm-up to 0 at the run's end."""
 
     def __init__(self, kind: str, warmup: int) -> None:
         """Set up the schedule. ``kind``: ``constant``, ``linear`` or ``cosine``. ``warmup``:
@@ -33,24 +33,24 @@ class Schedule:
         self.start = 0.0  # progress at the first update after the warm-up
 
     def factor(self, progress: float) -> float:
-        """Return the factor of the next update; ``progress``: the part of the run, in [0, 1),
-        before it."""
+        """Return the factor of the next update; ``progress``: the fraction of the run, in [0, 1),
+        that is done."""
         if self.updates < self.warmup:
             return (self.updates + 1) / self.warmup
         if self.updates == self.warmup:
             self.start = progress
         if self.kind == "constant":
             return 1.0
-        # A resumed run may have been given a later end, which is later than the warm-up's end.
+        # A resumed run may end later than planned: its progress may then be before ``start``.
         done = max(0.0, (progress - self.start) / (1 - self.start))
         return 1 - done if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * done))
 
 
 class AgentOptimizer:
-    """AdamW with its own gradient-norm clip and learning-rate schedule."""
+    """AdamW with gradient-norm clipping and a learning-rate schedule."""
 
-    parameters: list[torch.nn.Parameter]  # what the model computes with
-    stepped: list[torch.Tensor]  # of each: itself, or its float32 master
+    parameters: list[torch.nn.Parameter]  # of the model
+    stepped: list[torch.Tensor]  # each parameter, or its float32 master
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class AgentOptimizer:
         warmup: int = 0,
         agent: int | None = None,
     ) -> None:
-        """Set up the optimizer. ``agent``: whose parameters they are, for the error of a norm
-        that is not finite. ``processes``: over which gradients are summed."""
+        """Set up the optimizer. ``agent``: the parameters' agent, named in the error about a
+        gradient norm that is not finite."""
         self.agent = agent
         self.parameters = list(parameters)
         self.max_grad_norm, self.peak = max_grad_norm, learning_rate
@@ -71,7 +71,7 @@ class AgentOptimizer:
         self.schedule = Schedule(schedule, warmup)
         self.stepped = [_stepped(parameter) for parameter in self.parameters]
         self.mastered = False  # whether masters have values
-        # One pass over all that a weight has, and no copies of it.
+        # The fused kernel makes one pass over weights and moments, without copies.
         self.adam = torch.optim.AdamW(
             self.stepped, lr=learning_rate, weight_decay=0.0, fused=True, foreach=False
         )
@@ -83,8 +83,8 @@ class AgentOptimizer:
     def step(self, progress: float) -> float:
         """Sum gradients over processes, clip and step; return the norm before clipping.
 
-        ``progress``: the part of the run, 0 to 1, that lies before this update. Raises
-        NonFiniteError, with the weights untouched, where the norm is not finite.
+        ``progress``: the fraction of the run, 0 to 1, before this update. Raises NonFiniteError,
+        leaving the weights unchanged, if the norm is not finite.
         """
         distributed.add_gradients(self.parameters)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -99,16 +99,16 @@ class AgentOptimizer:
             group["lr"] = self.learning_rate
         with self._masters():
             self.adam.step()
-        # A fused step is not counted as a change, and servers' adapters are named by that count.
+        # A fused step does not increment the version counter, by which servers' adapters are named.
         torch.autograd.graph.increment_version(self.parameters)
         self.schedule.updates += 1
         return norm
 
     @contextlib.contextmanager
     def _masters(self) -> Iterator[None]:
-        """Give the masters the gradients inside the context; round the weights from the masters
+        """Move the gradients to the masters inside the context; round the weights from the masters
         afterwards."""
-        if not self.mastered:  # what the first update starts from may have come from a file
+        if not self.mastered:  # the weights may have been loaded since construction
             for parameter, master in self._pairs:
                 master.copy_(parameter.detach())
         self.mastered = True
@@ -141,7 +141,7 @@ class AgentOptimizer:
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self.schedule.updates = int(tensors["updates"])
         self.schedule.start = float(tensors["start"])
-        self.mastered = False  # masters of other weights would undo what was loaded with these
+        self.mastered = False  # older masters would overwrite the loaded weights
         state: dict[int, dict[str, torch.Tensor]] = {}
         for key, value in tensors.items():
             index, dot, name = key.partition(".")
@@ -157,10 +157,10 @@ class AgentOptimizer:
 
 
 def _stepped(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return the parameter, or its master, whose values are set by the first update."""
+    """Return the parameter or, in half precision, a master whose values the first update sets."""
     if parameter.dtype not in (torch.bfloat16, torch.float16):
         return parameter
-    # Micro-batches are summed in float32, where this torch can.
+    # Sum gradients of micro-batches in float32, if this version of torch supports it.
     if hasattr(parameter, "grad_dtype"):
         parameter.grad_dtype = torch.float32
     return parameter.detach().float()
@@ -172,7 +172,7 @@ def optimizer_of(
     learning_rate: float,
     agent: int | None = None,
 ) -> AgentOptimizer:
-    """Build an optimizer with the clip and the schedule of an algorithm's section."""
+    """Build an optimizer with the clipping and schedule of an algorithm's section."""
     return AgentOptimizer(
         list(parameters),
         learning_rate,
@@ -184,7 +184,7 @@ def optimizer_of(
 
 
 def policy_optimizer(section: CommonConfig, team: Team, index: int) -> AgentOptimizer:
-    """Build an optimizer of what an agent's policy trains."""
+    """Build the optimizer of an agent's trained parameters."""
     agent = team.agents[index]
     rate = agent.learning_rate or section.learning_rate
     return optimizer_of(section, agent.parameters(), rate, index)

@@ -1,4 +1,4 @@
-"""Numbers kept by token, however rows are batched, and the advantages of tokens and turns."""
+"""Values stored by token, independently of batching, and advantages of tokens and turns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from comlrl.types import TokenBatch
 
 
 class PerToken:
-    """A number for each token of each completion, found again however rows are batched; or one for
-    all tokens of a completion."""
+    """A value for each token of each completion, or one for the whole completion, stored
+    independently of how rows are batched."""
 
     def __init__(self) -> None:
         self.of_completion: dict[int, torch.Tensor] = {}
@@ -24,28 +24,28 @@ class PerToken:
         self.of_completion.update(zip(numbers.tolist(), parts, strict=True))
 
     def get(self, batch: TokenBatch) -> torch.Tensor:
-        """Return the values, (A,), in the batch's order of actions."""
+        """Return the values in the batch's order of actions; shape (A,)."""
         return self.at(completions(batch))
 
     def at(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Return the values of these completions, one after the other."""
+        """Return the values of these completions, concatenated."""
         return torch.cat([self.of_completion[number] for number in numbers])
 
     def once(self, batch: TokenBatch, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the values as ``get`` does; tokens that have none yet get that of ``make``,
-        which is stored."""
+        """Return the values as ``get`` does. If any is missing, store those of ``make`` for the
+        batch first."""
         numbers = set(batch.completion_RL[batch.action_mask_RL].tolist())
         if not numbers <= self.of_completion.keys():
             self.put(batch, make())
         return self.get(batch)
 
     def flat(self) -> torch.Tensor:
-        """Return all values, by the completions' numbers."""
+        """Return all values, concatenated in order of the completions' numbers."""
         parts = [self.of_completion[number] for number in sorted(self.of_completion)]
         return torch.cat(parts) if parts else torch.zeros(0)
 
     def like(self, flat: torch.Tensor) -> PerToken:
-        """Return other numbers for the same tokens, in the order of ``flat()``."""
+        """Return a ``PerToken`` of other values for the same tokens, in the order of ``flat()``."""
         other, numbers = PerToken(), sorted(self.of_completion)
         parts = flat.split([len(self.of_completion[number]) for number in numbers])
         other.of_completion = dict(zip(numbers, parts, strict=True))
@@ -67,12 +67,12 @@ def advantages_of(
     discount: float,
     gae_lambda: float,
 ) -> tuple[PerToken, PerToken]:
-    """Compute GAE along chains of completions, over their tokens or, where each has one value, over
-    turns; return the advantages, and A + V.
+    """Compute GAE along chains of completions, over tokens or, if each has one value, over turns;
+    return the advantages A and the returns A + V.
 
-    A turn's ``reward`` (of the completion's number) comes with its last token; ``penalty`` is taken
-    off at every token. γ is ``gamma_token`` within a turn and ``discount``, once, between a turn's
-    last token and the next turn's first.
+    ``reward`` (completion number → reward) is added at a turn's last token, and ``penalty`` is
+    subtracted at every token. γ is ``gamma_token`` within a turn, and ``discount`` from its last
+    token to the first of the next turn.
     """
     advantages, returns = PerToken(), PerToken()
     for chain in chains:

@@ -1,4 +1,4 @@
-"""The policy's update that MAGRPO, PPO and SHPPO share: rows with advantages → optimizer steps."""
+"""The policy update shared by MAGRPO, PPO and SHPPO: rows with advantages → optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from comlrl.update.minibatches import Pass
 from comlrl.update.optimizer import AgentOptimizer
 from comlrl.update.per_token import PerToken
 
-# A batch, its log-probabilities and sums for the log → the loss of each token, (A,)
+# (batch, its log-probabilities, sums for the log) → loss of each token, shape (A,)
 TokenLoss = Callable[[TokenBatch, ActionLogprobs, Sums], torch.Tensor]
 
 
 class PolicyUpdate:
-    """One policy in one training step. Credit is the trainer's: it fills ``advantage``.
+    """The update of one policy in one training step, with advantages set by the trainer.
 
-    Per action token a with ρ_a = π(a) / π_old(a), the weight w_a of its completion (its turn's,
-    times its importance) and a denominator D over all processes:
+    For action tokens a, with the ratio ρ_a = π(a) / π_old(a), the weight w_a of the token's
+    completion (turn weight times importance) and a denominator D over all processes:
 
         L = (1/D) Σ_a [−w_a min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H H_a + kl_in_loss · k3_a]
 
-    Where each sample is used once (``section.takes_ratios`` false), −w_a Â_a log π(a), which has
-    the same gradient, stands in place of the minimum.
+    If each sample is used only once (``section.takes_ratios`` false), the first term is
+    −w_a Â_a log π(a), which has the same gradient.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class PolicyUpdate:
         read_reference: Callable[[Agent, TokenBatch], ActionLogprobs],
         kl_in_loss: float = 0.0,
     ) -> None:
-        """Set up the update. ``read``: log-probabilities under the present policy;
-        ``read_reference``: under the reference. ``kl_in_loss``: weight of the k3 term."""
+        """Set up the update. ``read`` and ``read_reference`` compute log-probabilities under the
+        current policy and under the reference. ``kl_in_loss``: weight of the k3 term."""
         self.section, self.team, self.agent = section, team, agent
         self.read, self.read_reference, self.kl_in_loss = read, read_reference, kl_in_loss
         # Log-probabilities before the first update, and under the reference.
@@ -56,9 +56,10 @@ class PolicyUpdate:
         minibatches: Sequence[Sequence[Row]],
         also: Callable[[TokenBatch, ActionLogprobs], None] | None = None,
     ) -> None:
-        """Measure old log-probabilities and the reference's, on the tensors of these minibatches
-        of the first epoch. What is not measured here is read by its first pass, which must be
-        the first of all; either way the first ratios are exactly 1. ``also`` sees every batch."""
+        """Measure old and reference log-probabilities, batched as in the first epoch's updates on
+        these minibatches. One that is left out is measured in its own update, which must be the
+        step's first. Either way the first ratios are exactly 1. ``also`` is called on every
+        batch."""
 
         def measure(batch: TokenBatch) -> None:
             policy = self.read(batch)
@@ -76,7 +77,7 @@ class PolicyUpdate:
             return self.read_reference(reference, batch).logprob_A
 
     def before(self) -> dict[str, float]:
-        """Return metrics of the policy before its update, once all samples have been read."""
+        """Return metrics of the policy before its update, after all samples were measured."""
         old, metrics = self.old.flat(), dict[str, float]()
         if self.section.entropy_coef == 0:
             metrics["entropy"] = -moments(old)[1]
@@ -85,7 +86,7 @@ class PolicyUpdate:
         return metrics
 
     def credit(self, advantage: PerToken, rows: Iterable[Row]) -> None:
-        """Give each completion an advantage for each of its tokens, or one for all of them."""
+        """Set the advantages of each completion: one for each token, or one shared by all."""
         for row in rows:
             for number, tokens in zip(row.indices, row.chosen, strict=True):
                 token_advantages = advantage.of_completion[number].to(self.agent.device)
@@ -99,8 +100,8 @@ class PolicyUpdate:
         progress: float,
         loss: TokenLoss | None = None,
     ) -> float:
-        """Make one step of the optimizers on the mean over these rows' tokens; return the first
-        one's gradient norm, unclipped. ``loss``: in place of ``PolicyUpdate.loss``."""
+        """Step the optimizers on the mean loss over these rows' tokens; return the first
+        optimizer's unclipped gradient norm. ``loss`` replaces ``PolicyUpdate.loss``."""
         tokens = int(distributed.total(sum(sum(row.chosen) for row in rows)))
         self.gradients(rows, optimizers, tokens, sums, loss)
         norm, *_ = [optimizer.step(progress) for optimizer in optimizers]
@@ -114,8 +115,8 @@ class PolicyUpdate:
         sums: Sums,
         loss: TokenLoss | None = None,
     ) -> None:
-        """Add ∇L over these rows to the parameters of the optimizers. ``denominator``: D;
-        ``loss``: in place of ``PolicyUpdate.loss``."""
+        """Compute ∇L over these rows for the optimizers' parameters. ``denominator``: D. ``loss``
+        replaces ``PolicyUpdate.loss``."""
 
         def batch_loss(batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
             of_batch = Sums()
@@ -135,8 +136,7 @@ class PolicyUpdate:
         )
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """Compute the policy's loss for each token, (A,); sums for the log are added to
-        ``sums``."""
+        """Compute the policy loss of each token, shape (A,), and add statistics to ``sums``."""
         section, logprob_A = self.section, policy.logprob_A
         advantage_A = self.advantage.get(batch).to(logprob_A)
         if section.takes_ratios:
@@ -161,7 +161,7 @@ class PolicyUpdate:
 
 @torch.no_grad()
 def ratio_sums(logprob_A: torch.Tensor, old_A: torch.Tensor, clip_range: float) -> Sums:
-    """Sum what is logged of importance ratios: how many are clipped, KL(old ‖ new), the largest."""
+    """Sum statistics of importance ratios: clipped fraction, KL(old ‖ new) and the maximum."""
     ratio_A = (logprob_A - old_A).exp()
     sums = Sums(
         clip_fraction=((ratio_A - 1).abs() > clip_range).float(),
@@ -177,10 +177,11 @@ def run_epochs(
     update: Callable[[list[int], Sums, float], float],
     after: Callable[[Pass], Mapping[str, float]] = lambda epoch: {},
 ) -> dict[str, float]:
-    """Run every minibatch of every pass, until an epoch's mean KL(old ‖ new) exceeds ``target_kl``.
+    """Update on every minibatch of every pass, until a pass's mean KL(old ‖ new) exceeds
+    ``target_kl``.
 
-    ``update``: states, sums for the log, progress → the gradient's norm. ``after``: what follows
-    the minibatches of a pass. Returns what the log wants; ``updates`` among it.
+    ``update``: (states, sums for the log, progress) → gradient norm. ``after`` is called after the
+    minibatches of a pass and returns metrics. Returns metrics, including ``updates``.
     """
     sums, norms, metrics = Sums(), [], dict[str, float]()
     for epoch in passes:

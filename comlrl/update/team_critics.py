@@ -1,5 +1,5 @@
-"""PPO's critics: one for each policy, or one for the team. They turn a step's rewards into
-advantages, and learn the returns in their own passes."""
+"""PPO's critics, one for each policy or one for the team. They turn a step's rewards into
+advantages, and fit the returns, in separate passes unless they share the policy's."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Critic = TokenCritic | TeamCritic | LanguageCritic
 
 
 class TeamCritics:
-    """A small head on the policies' states, or with ``critic_model`` a language model, for each
-    policy (independent) or for the team (centralized)."""
+    """The critics of each policy (independent) or of the team (centralized): small heads on the
+    policies' hidden states, or language models with ``critic_model``."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class TeamCritics:
         seed: int,
         returns_by_agent: bool,
     ) -> None:
-        """Set up the critics. ``language_team``: the language models of ``critic_model``, one
-        for each critic. ``returns_by_agent``: a centralized critic has a head for each agent."""
+        """Set up the critics. ``language_team``: a language model of ``critic_model`` for each
+        critic. ``returns_by_agent``: whether a centralized critic needs a head for each agent."""
         self.section, self.team, self.language_team = section, team, language_team
         self.centralized = section.critic == "centralized"
-        self.policies = (0,) if self.centralized else team.trained  # of each critic
+        self.policies = (0,) if self.centralized else team.trained  # policy index of each critic
         heads = section.num_agents if self.centralized and returns_by_agent else 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -75,17 +75,17 @@ class TeamCritics:
         }
 
     def acting(self, index: int) -> Sequence[int]:
-        """Return the agents that act by a policy, or of whom an independent critic is."""
+        """Return the agents that act by policy ``index``: those of its independent critic."""
         agents = range(self.section.num_agents)
         return agents if self.section.shared_policy else agents[index : index + 1]
 
     def credited(self, index: int) -> Sequence[int]:
-        """Return the agents whom a critic credits."""
+        """Return the agents that a critic assigns advantages to."""
         return range(self.section.num_agents) if self.centralized else self.acting(index)
 
     def values(self, decisions: Decisions) -> list[StepValues]:
-        """Return each critic's values of the step, and what it reads where it has separate
-        passes."""
+        """Return the step's ``StepValues`` of each critic, with a reader if its passes are
+        separate."""
         seen_PD = None
         if self.section.granularity == "turn" and self.language_team is None:
             seen_PD = self._observations(decisions)
@@ -102,7 +102,7 @@ class TeamCritics:
     def learn(
         self, values: Sequence[StepValues], epochs: Callable[[], Iterator[Pass]]
     ) -> list[dict[str, float]]:
-        """Run the passes of critics that have separate ones; return what is logged of each."""
+        """Train the critics whose passes are separate; return metrics of every critic."""
         metrics = [{"explained_variance": critic.explained_variance()} for critic in values]
         of_all = zip(values, metrics, self.networks, self.optimizers, strict=True)
         for critic, of_critic, network, optimizer in of_all:
@@ -115,8 +115,8 @@ class TeamCritics:
     def _reader(
         self, index: int, critic: Critic, decisions: Decisions, seen_PD: torch.Tensor | None
     ) -> PooledReader | LanguageReader | None:
-        """Return what a critic with separate passes reads; None: it is a head in the policy's
-        passes."""
+        """Return the reader of a critic with separate passes; None for a head that is trained in
+        the policy's passes."""
         agents = self.credited(index)
         if isinstance(critic, LanguageCritic):
             assert self.language_team is not None
@@ -136,8 +136,8 @@ class TeamCritics:
 
     @torch.no_grad()
     def _observations(self, decisions: Decisions) -> torch.Tensor:
-        """Collect what was read for each of the decisions' prompts, as its agent's policy pools
-        it; (P, width)."""
+        """Return the hidden states of each of ``decisions.prompts``, pooled by its agent's policy;
+        shape (P, width)."""
         prompts = decisions.prompts
         seen_PD = torch.zeros(
             len(prompts), hidden_width(self.team.agents[0]), device=self.team.device

@@ -1,5 +1,5 @@
-"""A critic in one training step: its values before the update, the returns that it is to learn,
-and its passes over them. Values are numbered as the completions are that they credit: one for each
+"""A critic in one training step: its values before the update, its target returns, and its
+training passes. Values are stored by the number of the completion that they credit: one for each
 token, or one for the turn.
 """
 
@@ -25,16 +25,16 @@ from comlrl.update.minibatches import Pass
 from comlrl.update.optimizer import AgentOptimizer
 from comlrl.update.per_token import PerToken, advantages_of, completions
 
-# Numbers and their values → a sum over them, and sums for the log.
+# (completions' numbers, their values) → (loss summed over the values, sums for the log)
 Loss = Callable[[Sequence[int], torch.Tensor], tuple[torch.Tensor, Sums]]
 
 CRITIC = "the critic (its rate is value_learning_rate)"
 
 
 class StepValues:
-    """One critic's values of one training step, and what they are to become.
+    """One critic's values in one training step and the returns that it fits, with the loss
 
-    ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)   on each of them
+    ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)   for each value
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class StepValues:
         *,
         gamma_token: float = 1.0,
     ) -> None:
-        """Give one of two: ``reader``, a critic with separate passes, or ``head`` on the policy's
-        states, computed in the passes of its update (``see``, ``shared_loss``). ``gamma_token``
-        discounts between values of one turn."""
+        """Set up the values of either ``reader``, a critic with separate passes, or ``head``, on
+        the policy's hidden states in the policy's own passes (``see``, ``shared_loss``).
+        ``gamma_token`` is the discount between the tokens of a turn."""
         self.section, self.reader, self.head, self.gamma_token = section, reader, head, gamma_token
-        self.value, self.returns = PerToken(), PerToken()  # of before the update
+        self.value, self.returns = PerToken(), PerToken()  # from before the update
 
     def see(self, batch: TokenBatch, policy: ActionLogprobs) -> None:
-        """Store the head's values, read in the policy's pass before its update."""
+        """Store the head's values from the policy's pass before its update."""
         assert self.head is not None
         self.value.put(batch, self.head(policy.hidden_AD))
 
@@ -62,8 +62,8 @@ class StepValues:
         reward: Callable[[int], float],
         penalty: PerToken | None,
     ) -> PerToken:
-        """Compute advantages by GAE along chains of numbers; ``penalty`` is taken off the
-        rewards."""
+        """Compute advantages by GAE along chains of completions' numbers; ``penalty`` is subtracted
+        from the rewards. Raises NonFiniteError if a value is not finite."""
         if self.reader is not None:
             self.value = self.reader.measure()
         if not self.value.flat().isfinite().all():
@@ -82,21 +82,21 @@ class StepValues:
 
     @property
     def count(self) -> int:
-        """Count the values of this process."""
+        """Number of values in this process."""
         return len(self.value.flat())
 
     def explained_variance(self) -> float:
         return explained_variance(self.value.flat(), self.returns.flat())
 
     def shared_loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """Compute the head's loss of each token, in the policy's pass."""
+        """Compute the head's loss for each token in the policy's pass; shape (A,)."""
         assert self.head is not None
         loss_A = self._loss(completions(batch), self.head(policy.hidden_AD))
         sums.add(value_loss=loss_A)
         return loss_A
 
     def learn(self, optimizer: AgentOptimizer, epochs: Iterable[Pass]) -> float:
-        """Run the reader's passes over minibatches of states; return the mean loss of a value."""
+        """Train on the passes' minibatches of states; return the mean loss over all values."""
         total, count = 0.0, 0
         try:
             for epoch in epochs:
@@ -110,8 +110,8 @@ class StepValues:
     def descend(
         self, optimizer: AgentOptimizer, states: Sequence[int], progress: float
     ) -> tuple[float, int]:
-        """Make one optimizer step on the mean loss over a minibatch of states; return the sum of
-        the losses over all processes, and of how many values."""
+        """Make one optimizer step on the mean loss over a minibatch of states; return the summed
+        loss and the number of values, both over all processes."""
         assert self.reader is not None
         optimizer.zero()
         local_count = sum(len(self.value.of_completion[n]) for n in self.reader.numbers(states))
@@ -131,7 +131,7 @@ class StepValues:
 
 
 class PooledReader:
-    """A small critic of turns, on what the policies pooled of their prompts."""
+    """A small critic of turns, whose inputs are the policies' pooled states of their prompts."""
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class PooledReader:
         seen_PD: torch.Tensor,
         views_S: Sequence[Sequence[View]],
     ) -> None:
-        """Set up the reader. ``seen_PD``: of each of the decisions' ``prompts``. ``views_S``: of
-        each state."""
+        """Set up the reader. ``seen_PD``: pooled states of ``decisions.prompts``. ``views_S``: the
+        views of each state."""
         self.critic, self.decisions, self.seen_PD = critic, decisions, seen_PD
         sizes = {len(view.read) for views in views_S for view in views}
         self.most, self.alike = max(sizes, default=0), len(sizes) < 2
         place = {number: p for p, number in enumerate(decisions.prompts)}
-        # the numbers of a state, in their order, each with the prompts that are read for it
+        # decisions of each state in order, each with the prompts that its value is computed from
         self.read_S = [
             sorted(
                 (number, tuple(place[d] for d in view.read))
@@ -165,11 +165,11 @@ class PooledReader:
         return value
 
     def numbers(self, states: Sequence[int]) -> list[int]:
-        """Return the numbers of what is valued in these states."""
+        """Return the numbers of the decisions that are valued in these states."""
         return [number for s in states for number, _ in self.read_S[s]]
 
     def backward(self, states: Sequence[int], loss: Loss) -> Sums:
-        """Add the gradients of a loss on the values of these states."""
+        """Accumulate gradients of a loss on the values of these states."""
         numbers = self.numbers(states)
         if not numbers:  # a process may have no part of a minibatch
             return Sums()
@@ -180,7 +180,7 @@ class PooledReader:
     def _values(self, states: Sequence[int]) -> torch.Tensor:
         numbered = [entry for s in states for entry in self.read_S[s]]
         agents = [self.decisions[number].agent for number, _ in numbered]
-        # Shorter sets are filled up with a prompt that is not counted.
+        # Pad shorter sets with prompt 0, which ``count_C`` excludes.
         filled = [[*read, *[0] * (self.most - len(read))] for _, read in numbered]
         place_CN = torch.tensor(filled, dtype=torch.long).view(len(filled), self.most)
         count_C = None
@@ -190,7 +190,7 @@ class PooledReader:
 
 
 class LanguageReader:
-    """A language model that reads rows: V where each of their completions' tokens is chosen."""
+    """A language model as critic: a value at each position where a completion's token is chosen."""
 
     def __init__(
         self,
@@ -199,7 +199,8 @@ class LanguageReader:
         decisions: Decisions,
         rows_S: Sequence[Sequence[Row]],
     ) -> None:
-        """Set up the reader. ``team``: of the critics. ``rows_S``: of each state, numbered."""
+        """Set up the reader. ``team``: the team of critics. ``rows_S``: the rows of each state,
+        indexed by decision."""
         self.critic, self.team, self.rows_S = critic, team, rows_S
         agents = [decision.agent for decision in decisions.numbered]
         self.agent_D = torch.tensor(agents, dtype=torch.long)
@@ -236,9 +237,10 @@ class LanguageReader:
 def history_rows(
     critic: Agent, decisions: Decisions, views_S: Sequence[Sequence[View]]
 ) -> list[list[Row]]:
-    """Build what a language model reads for one value of each turn: for each state and view the
-    histories, one after the other, and a token for each decision to be valued, which is chosen
-    where they end. Where histories are too long for the model their last tokens are read.
+    """Build the input of a language-model critic that values turns: for each state and view a row
+    with the concatenated histories, followed by one dummy token for each decision to value, so
+    that its value is computed where the histories end. Histories that are too long for the model
+    keep their last tokens.
     """
     rows_S = []
     for views in views_S:

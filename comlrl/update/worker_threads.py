@@ -1,8 +1,8 @@
-"""Independent pieces of work side by side on the CPU's cores.
+"""Runs independent jobs in parallel on the CPU's cores.
 
-Each piece gets a thread and an equal share of the intra-op threads, which it may use to run pieces
-in parallel itself. Small models spend their time in many small operations: two OpenMP threads
-hardly speed these up and, on a busy machine, slow them down many times over. On a GPU, pieces run
+Each job gets a thread and an equal share of the intra-op threads, with which it may run further
+jobs in parallel. Small models spend their time in many small operations: two OpenMP threads
+hardly speed these up and, on a busy machine, slow them down many times over. On a GPU, jobs run
 one after the other.
 """
 
@@ -25,11 +25,11 @@ def worker_threads(device: torch.device) -> int:
 def run_parallel(
     jobs: Sequence[Callable[[], T]], device: torch.device, allowed: bool = True
 ) -> list[T]:
-    """Run the jobs and return their results, in order. A job's error is raised when those beside it
-    have ended.
+    """Run the jobs and return their results, in order. An error in one is raised after the jobs
+    that run in parallel to it have ended.
 
-    As many at once as there are cores; what is then left over shares all of them. ``allowed``
-    false: one after the other, as they share what only one can use.
+    As many jobs run at once as there are cores; the remaining jobs then share all cores. With
+    ``allowed`` false they run sequentially, because they use a resource that cannot be shared.
     """
     cores = worker_threads(device) if allowed else 1
     left_over = len(jobs) % cores
@@ -47,7 +47,7 @@ def _at_once(jobs: Sequence[Callable[[], T]], workers: int, threads: int) -> lis
 
 
 def _set_threads(threads: int) -> None:
-    # A thread's first read takes the number that any thread set last. Read before setting, so that
-    # a later read returns this thread's number.
+    # The first ``get_num_threads`` in a thread adopts the number that any thread set last. Call it
+    # before setting, so that later calls return this thread's number.
     torch.get_num_threads()
     torch.set_num_threads(threads)
