@@ -235,7 +235,7 @@ def _of_tree(
 
 @_decisions.register
 def _of_episodes(
-    group: EpisodeGroup, discount: float, _: bool
+    group: EpisodeGroup, discount: float, _: float
 ) -> tuple[list[Decision], list[Counter[int]]]:
     decisions: list[Decision] = []
     siblings: dict[tuple[int, int], tuple[float, ...]] = {}  # returns by (agent, j), of j-th calls
