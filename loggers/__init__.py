@@ -1,6 +1,6 @@
-"""Records and episodes of a run go in; console, files and dashboards show them.
+"""Loggers that show a run's records and episodes on the console, in files and on dashboards.
 
-``report/`` makes the page from those files, ``model_card.py`` the card.
+``report/`` writes the report page from these files, ``model_card.py`` the model card.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Loggers(Logger):
-    """Many loggers behind the interface of one, called in the order given."""
+    """A logger that forwards every call to several loggers, in order."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = tuple(loggers)
@@ -49,7 +49,7 @@ class Loggers(Logger):
             logger.episodes(record, trees)
 
     def close(self) -> None:
-        """Close every logger, in the reverse order, also where one of them fails."""
+        """Close every logger in reverse order, even if one of them fails."""
         with contextlib.ExitStack() as stack:
             for logger in self._loggers:
                 stack.callback(logger.close)
@@ -66,14 +66,13 @@ def build(
     """Return the loggers that a run's configuration enables.
 
     ``domain``: the team's domain, which describes its scores; ``roles``: the agents' names, which
-    a program may choose; ``progress``: what the console prints of the run beside its records.
-    ``resume``: continue a run of W&B or Trackio. No log in ``run_dir`` changes before the loggers'
-    ``begin``.
+    a program may choose; ``progress``: shown on the console beside the records. ``resume``:
+    continue a run of W&B or Trackio. No log in ``run_dir`` changes before the loggers' ``begin``.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_environment(run_dir / ENVIRONMENT)
-    # The greatest reward differs.
+    # The maximum reward may differ from the domain's.
     pays_otherwise = len(roles) == 1 and bool(config.reward.arguments)
     own_reward = config.reward.target is not None or pays_otherwise
     write_domain(run_dir / DOMAIN, config.domain, domain, roles, own_reward)
@@ -102,7 +101,7 @@ def build(
         for i, role in enumerate(roles)
     ]
     columns = (*rewards, *view_of(config.domain).console)
-    # Last: what the others have to say at their start stands above the live table.
+    # Last, so that messages of the others at their start appear above the live table.
     loggers.append(ConsoleLogger(progress, title=run_dir.name, columns=columns))
     return Loggers(loggers)
 
@@ -110,7 +109,7 @@ def build(
 def write_domain(
     path: Path, name: str, domain: Domain, roles: Sequence[str], own_reward: bool = False
 ) -> None:
-    """Write ``domain.json``: what a report needs of the domain, whose module it never imports."""
+    """Write ``domain.json``, from which a report describes the domain without importing it."""
     greatest = None if own_reward else domain.greatest_reward(len(roles))
     facts = {"domain": name, "roles": list(roles), "greatest_reward": greatest}
     replace(path, json.dumps(facts, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The run on the terminal: a live table, or one line a record where there is no terminal."""
+"""Console output of a run: a live table on a terminal, else one line per record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comlrl.loop.progress import TRAINING, Progress, clock
 from comlrl.loop.records import Logger, LogRecord
 from comlrl.quoting import one_line
 
-# Column heading, metric, format: those that a record does not have are left out of its line.
+# (heading, metric, format); columns whose metric a record lacks are left out of its line.
 Columns = Sequence[tuple[str, str, str]]
 BEFORE: Columns = (
     ("tasks", "tasks_seen", "{:,.0f}"),
@@ -30,15 +30,15 @@ AFTER: Columns = (
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Return a console that writes no escape codes where NO_COLOR (no-color.org) is set."""
+    """Return a console that writes no escape codes if NO_COLOR (no-color.org) is set."""
     plain = bool(os.environ.get("NO_COLOR"))
     return Console(stderr=stderr, force_terminal=False if plain else None)
 
 
 class ConsoleLogger(Logger):
-    """Print a run's records, and how long it will still take.
+    """Logger that prints a run's records and its remaining time.
 
-    ``progress``: how far the run is and what it is doing; ``columns``: those of the domain.
+    ``progress``: the run's progress and current work; ``columns``: the domain's columns.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ConsoleLogger(Logger):
             self._live.stop()
 
     def _tell(self, doing: str) -> None:
-        """Print work other than training, which prints each of its steps."""
+        """Print the start of work other than training, whose steps are printed already."""
         if doing != TRAINING:
             self._print("  ".join([doing, *self._left()]))
 
@@ -108,9 +108,9 @@ class ConsoleLogger(Logger):
 
 @contextlib.contextmanager
 def shown(progress: Progress, work: str) -> Iterator[None]:
-    """Show a command's only work: a live line on a terminal, elsewhere a line per minute.
+    """Show the progress of a command: a live line on a terminal, elsewhere a line per minute.
 
-    Both appear beside the command's output; the live line disappears at the end.
+    Neither is part of the command's output; the live line disappears at the end.
     """
     console = terminal(stderr=True)
     progress.begin(work)
@@ -137,10 +137,10 @@ def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
 
 
 def _shown(record: LogRecord) -> Mapping[str, float]:
-    """Return a record's metrics, with the task's reward as the reward.
+    """Return a record's metrics, with the task reward as the reward.
 
-    A training step that maximizes a reward model's score has that score beside it; evaluations
-    always show the task's reward.
+    A training step that maximizes a reward model's score shows both; evaluations always show the
+    task reward.
     """
     metrics = record.metrics
     if "task_reward_mean" not in metrics:

@@ -1,4 +1,4 @@
-"""Episodes of programs as plain JSON values: a conversation, its calls in order."""
+"""Conversion of programs' episodes to JSON values: a conversation with its calls in order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 from comlrl.types import Call, Domain, Episode, EpisodeGroup, Score
 
-MAX_TEXT = 20_000  # characters of a problem, a message or a completion
+MAX_TEXT = 20_000  # maximum characters of a problem, message or completion
 
 
 def played(group: EpisodeGroup, episode: Episode, domain: Domain) -> dict[str, Any]:
-    """Return one episode. ``completions_N``: the agents' last ones; ``calls``: all of them."""
+    """Return one episode as JSON: ``completions_N`` has each agent's last completion, ``calls``
+    all."""
     names = group.names_N
     line: dict[str, Any] = {
         "turn": 1,
@@ -25,7 +26,7 @@ def played(group: EpisodeGroup, episode: Episode, domain: Domain) -> dict[str, A
 
 
 def scored(score: Score, domain: Domain | None) -> dict[str, Any]:
-    """Return a score as JSON. ``domain``: the score's domain; None: leave out its facts."""
+    """Return a score as JSON. ``domain``: the score's domain; None: leave out the facts."""
     line: dict[str, Any] = {"reward": score.value, "parts": dict(score.parts)}
     if score.by_agent is not None:
         line["rewards_N"] = list(score.by_agent)

@@ -1,4 +1,4 @@
-"""``environment.json``: on what a run was made, for the report."""
+"""``environment.json``: the machine and software of a run, for the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "n
 
 
 def write_environment(path: str | Path) -> None:
-    """Write start, command, machine, packages and commit of this process."""
+    """Write the start time, command, machine, packages and commit of this process."""
     script = Path(sys.argv[0]).name
     facts = {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -49,7 +49,7 @@ def _threads() -> int | None:
 
 
 def _gpu() -> str | None:
-    """Return the accelerators' names, if the run has loaded torch."""
+    """Return the names of the accelerators, if the run has loaded torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None
@@ -58,7 +58,7 @@ def _gpu() -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the repository's commit, with ``+`` if tracked files differ; None outside of git."""
+    """Return the repository's commit, with ``+`` if tracked files differ; None without git."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12"]
     try:

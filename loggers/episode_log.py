@@ -1,4 +1,4 @@
-"""``episodes.jsonl`` (``output.verbose``): every episode in full, rotated at a size.
+"""``episodes.jsonl`` (``output.verbose``): every episode in full, rotated by size.
 
 The current file is ``episodes.jsonl``; older ones are ``episodes.1.jsonl`` (the oldest),
 ``episodes.2.jsonl``, …
@@ -22,7 +22,7 @@ ROTATE_BYTES = 64 * 2**20
 
 
 class EpisodeLogger(Logger):
-    """One line for each scored joint action: prompts, completions, reward and its parts."""
+    """Logger of one line per scored joint action: prompts, completions, reward and its parts."""
 
     def __init__(
         self, path: str | Path, domain: Domain, *, rotate_bytes: int = ROTATE_BYTES

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one line a record, on disk as soon as it is written."""
+"""``metrics.jsonl``: one line per record, flushed immediately."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comlrl.loop.records import Logger, LogMark, LogRecord
 
 
 class JsonlLogger(Logger):
-    """Appends ``{"step", "update", "epoch", "phase", "metrics"}`` lines; flushes each."""
+    """Logger of ``{"step", "update", "epoch", "phase", "metrics"}`` lines, each flushed."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -41,6 +41,6 @@ class JsonlLogger(Logger):
 
 
 def number(value: Any) -> float | int | None:
-    """Return a metric as a JSON value; null if it is not finite."""
+    """Return a metric as a JSON value; None (null) if it is not finite."""
     plain = value.item() if hasattr(value, "item") else value
     return plain if math.isfinite(plain) else None

@@ -1,4 +1,4 @@
-"""``latents.jsonl``: where SHPPO's agents are in latent space, for the report."""
+"""``latents.jsonl``: the latents of SHPPO's agents, for the report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from comlrl.types import Domain, RolloutResult
 
 
 class LatentLogger(Logger):
-    """A line for each agent at each training state: step, turn, role and the mean of its latent.
+    """Logger of one line per agent and training state: step, turn, role and the latent's mean μ.
 
-    No file where completions carry no latents.
+    Writes no file if completions have no latents.
     """
 
     def __init__(self, path: Path, domain: Domain) -> None:

@@ -21,8 +21,8 @@ SETTINGS = (
     "discount",
 )  # fmt: skip
 RESULTS = ("reward_mean", "pass@1")
-OWN = ("base", "folder", "team", "tokenizer")  # names in the snippet
-BUILTINS = {  # their folders, as comlrl.builtin names them
+OWN = ("base", "folder", "team", "tokenizer")  # variables of the snippet
+BUILTINS = {  # builtin model → its folder's name in comlrl.builtin
     "builtin:tiny-coder": "TINY_CODER",
     "builtin:tiny-player": "TINY_PLAYER",
 }
@@ -48,7 +48,7 @@ have their own terms."""
 
 @dataclass(frozen=True)
 class Saved:
-    """A run's team in a folder of agent_0/, agent_1/, …, as its configuration describes it."""
+    """A run's team, saved in a folder of agent_0/, agent_1/, …, and its configuration."""
 
     run: Run
     place: Path
@@ -63,7 +63,7 @@ class Saved:
 
     @property
     def heterogeneous(self) -> bool:
-        """Return whether one policy acts for all agents, with networks for each agent beside it."""
+        """Return whether the team is one policy with SHPPO's networks beside it."""
         return (self.place / HETEROGENEOUS).is_dir()
 
     @property
@@ -77,28 +77,28 @@ class Saved:
 
     @property
     def particulars(self) -> list[Mapping[str, Any]]:
-        """Return what is particular to each agent; empty where nothing is."""
+        """Return the settings of individual agents; empty if there are none."""
         agents = self.run.config.get("agents") or {}
         return [] if isinstance(agents, list) else list(agents.values())
 
     @property
     def models(self) -> list[str]:
-        """Return the different base models."""
+        """Return the distinct base models."""
         return list(dict.fromkeys(self._models_N))
 
     @property
     def bases(self) -> list[str]:
-        """Return the model of each agent; empty where all are adapters on one base."""
+        """Return the base model of each agent; empty if all have the same."""
         return self._models_N if len(self.models) > 1 else []
 
     @property
     def _models_N(self) -> list[str]:
-        """Return a model for each agent that the configuration lists, or the run's one model."""
+        """Return the model of each agent that the configuration lists, or the run's one model."""
         agents, name = self.run.config.get("agents"), self.run.config["agent_model"]["name"]
         if isinstance(agents, list):
             return agents
         local = [agent.get("model") or name for agent in self.particulars if not agent.get("api")]
-        # An agent behind an API is on no base: the others' stands for it.
+        # An agent behind an API has no base; fill in that of the first local agent.
         return [
             local[0] if agent.get("api") else agent.get("model") or name
             for agent in self.particulars
@@ -108,8 +108,8 @@ class Saved:
 def write_model_card(run_dir: str | Path, method: str = "") -> Path:
     """Write ``model_card.md`` beside ``final_model`` and as its README, and each agent's.
 
-    ``method``: what the run was trained with, in words; left out: the algorithm's name. A hub
-    shows the README of a folder that is uploaded; PEFT leaves an empty form there.
+    ``method``: a description of the algorithm; by default its name. The hub shows the README of an
+    uploaded folder, where PEFT would leave an empty template.
     """
     run = read_run(run_dir)
     for saved in (Saved(run, run.path / name) for name in (BEST_MODEL, FINAL_MODEL)):
@@ -117,13 +117,13 @@ def write_model_card(run_dir: str | Path, method: str = "") -> Path:
             continue
         text = card(saved, method or run.algorithm.upper())
         readmes = [saved.place / name / "README.md" for name in ("", *saved.folders)]
-        for file in (run.path / "model_card.md", *readmes):  # the last place's stays
+        for file in (run.path / "model_card.md", *readmes):  # the last one written remains
             replace(file, text.encode("utf-8", "replace"))
     return run.path / "model_card.md"
 
 
 def card(saved: Saved, method: str) -> str:
-    """Return a team's model card: agents, training, results, how to use them, and limitations."""
+    """Return a team's model card: agents, training, results, usage and limitations."""
     run, section = saved.run, saved.section
     agents = [[f"`{f}`", role] for f, role in zip(saved.folders, saved.roles, strict=True)]
     for row, agent in zip(agents, saved.particulars, strict=False):
@@ -170,7 +170,7 @@ def card(saved: Saved, method: str) -> str:
 
 
 def snippet(saved: Saved) -> str:
-    """Return Python that loads the trained models, from the folder where the run was started."""
+    """Return Python code that loads the trained models, to be run where the run was started."""
     run, folders, roles = saved.run, saved.folders, saved.roles
     if saved.heterogeneous:
         roles = [run.role(agent) for agent in range(saved.section["num_agents"])]
@@ -222,7 +222,7 @@ def _results(run: Run) -> str:
 
 
 def _metadata(saved: Saved) -> ModelCardData:
-    """Return what a hub indexes, without names that are local to this machine."""
+    """Return the metadata for the hub, without names that are local to this machine."""
     run, data = saved.run, str(saved.run.config["dataset"]["name"])
     bases = list(filter(_on_hub, saved.models))
     return ModelCardData(

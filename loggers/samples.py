@@ -1,7 +1,7 @@
-"""``samples.jsonl``: the episodes of the first and of the latest evaluation, always on and small.
+"""``samples.jsonl``: the episodes of the first and the latest evaluation, in a small file.
 
-The report's per-task before/after and its sample episodes come from here. A run that never
-evaluates keeps some training episodes in their place. One line is one task (``sample``).
+The report takes its per-task comparison and its sample episodes from this file. A run that never
+evaluates stores some training episodes instead. Each line is one task (``sample``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from comlrl.loggers.report.run_data import read_samples
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.types import Domain, EpisodeGroup, RolloutResult, Tree
 
-MAX_TASKS = {"eval": 200, "train": 16}  # of each kept pass
+MAX_TASKS = {"eval": 200, "train": 16}  # per stored pass
 
 
 class SampleLogger(Logger):
-    """Keeps the first and the latest pass of each phase; writes at evaluations and at the end."""
+    """Logger of the first and the latest pass of each phase; writes at evaluations and the end."""
 
     def __init__(self, path: str | Path, domain: Domain) -> None:
         self._path, self._domain = Path(path), domain
@@ -66,7 +66,7 @@ class SampleLogger(Logger):
 
 
 def sample(record: LogRecord, tree: RolloutResult, domain: Domain) -> dict[str, Any]:
-    """Return a task's episode: the first joint action of the last node on the first path.
+    """Return a task's episode as JSON: the first joint action of the last node on the first path.
 
     For a program, return its first episode.
     """
@@ -121,7 +121,7 @@ def episode(tree: Tree, index: int, action: int, domain: Domain) -> dict[str, An
 
 
 def _first_path(tree: Tree) -> list[tuple[int, int]]:
-    """Return (node, joint action) pairs from the root, each action the lowest that led further."""
+    """Return (node, joint action) pairs from the root, with the first action that has a child."""
     path: list[tuple[int, int]] = []
     index = 0
     while True:

@@ -12,7 +12,7 @@ Entries = Mapping[tuple[str, str], Entry]  # (algorithm, task)
 
 
 def score_table(entries: Entries, algorithms: Sequence[str], tasks: Sequence[str]) -> str:
-    """Return Markdown: mean ± deviation of the seeds, and a line with one evaluation's noise."""
+    """Return Markdown: mean ± standard deviation over seeds, and a row of evaluation noise."""
     rows = [[name, *(_cell(entries.get((name, task))) for task in tasks)] for name in algorithms]
     noise = [
         [e.noise for name in algorithms if (e := entries.get((name, task))) and e.noise is not None]

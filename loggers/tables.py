@@ -1,4 +1,4 @@
-"""Markdown tables: of anything, of an evaluation, of cross-play."""
+"""Markdown tables, in particular of evaluations and cross-play."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from comlrl.loggers.views import view_of
 from comlrl.loggers.views.view import listed
 from comlrl.quoting import one_line
 
-NAME = 300  # characters of a name
+NAME = 300  # maximum characters of a name
 SHOWN = ("convention_match_rate", "completion_length_mean", "truncation_share")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a Markdown table with aligned columns: the first to the left, the others right."""
+    """Return a Markdown table, the first column left-aligned and the others right-aligned."""
     texts = [[_text(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines = [
@@ -32,7 +32,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def evaluation_table(result: Mapping[str, Any]) -> str:
-    """Return one evaluation: pass@k, the reward and its parts with 95% intervals, and the cost."""
+    """Return one evaluation as Markdown: pass@k, reward and parts with 95% intervals, and cost."""
     metrics, intervals = result["metrics"], result["intervals"]
     names = [name for name in metrics if name.startswith("pass@")]
     names += [f"turn_{t}/reward_mean" for t in range(1, result["num_turns"] + 1)][:-1]
@@ -51,7 +51,8 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
 
 
 def cross_play_table(result: Mapping[str, Any]) -> str:
-    """Return a matrix per metric: the last agent of the column's run, the rest of the row's."""
+    """Return a matrix per metric as Markdown; the last agent is from the column's run, the others
+    from the row's."""
     runs, (others, last) = result["runs"], sides(result["roles"])
     names = [f"{i + 1}" for i in range(len(runs))]
     parts = ["# Cross-play\n", _how(result) + "\n"]
@@ -69,7 +70,7 @@ def cross_play_table(result: Mapping[str, Any]) -> str:
 
 
 def replacement_table(result: Mapping[str, Any]) -> str:
-    """Return every team with some agents replaced, its reward and cost; then each agent's part."""
+    """Return Markdown: reward and cost of every team, then each agent's contribution."""
     replaced = {int(i): who for i, who in result["replaced"].items()}
     roles = {i: result["roles"][i] for i in sorted(replaced)}
     scores = list(result["contributions"])
@@ -138,7 +139,7 @@ def _how(result: Mapping[str, Any]) -> str:
 
 
 def _order(result: Mapping[str, Any]) -> str:
-    """Return who acts when: a program defines it itself, except where a baseline plays."""
+    """Return turns and turn order or, unless a baseline plays, the program that determines them."""
     program = result.get("settings", {}).get("program", {})
     played = program.get("target") or program.get("command")
     if played and not result["baseline"]:
@@ -151,7 +152,7 @@ def _interval(pair: Sequence[float] | None) -> str:
 
 
 def counted(value: float) -> str:
-    """Format tokens or operations with three digits, e.g. 245 M."""
+    """Format a number of tokens or operations with three significant digits, e.g. 245 M."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
             return f"{_digits(value / size)} {unit}"
@@ -159,7 +160,7 @@ def counted(value: float) -> str:
 
 
 def _digits(value: float) -> str:
-    """Format with three digits, or all of a larger number's integer part."""
+    """Format with three significant digits, or with the full integer part if it is longer."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
@@ -168,10 +169,10 @@ def _text(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return an external name as part of one line of Markdown, safe on a terminal too."""
+    """Escape an external name for one line of Markdown and for a terminal."""
     return one_line(str(value), NAME)
 
 
 def code(value: Any) -> str:
-    """Return an external name as Markdown code, which no character of it ends."""
+    """Return an external name as Markdown code; backticks become apostrophes."""
     return "`" + plain(value).replace("`", "'") + "`"

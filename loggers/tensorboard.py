@@ -1,4 +1,4 @@
-"""TensorBoard event files in ``tensorboard/`` of the run: on where the extra is installed."""
+"""TensorBoard event files in the run's ``tensorboard/``, enabled if TensorBoard is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from comlrl.loop.records import Logger, LogMark, LogRecord
 
 
 class TensorBoardLogger(Logger):
-    """Metrics as scalars ``train/…`` and ``eval/…`` over environment steps."""
+    """Logger of metrics as scalars ``train/…`` and ``eval/…`` over environment steps."""
 
     def __init__(self, folder: str | Path) -> None:
         self._writer = EventFileWriter(str(folder))
@@ -30,7 +30,7 @@ class TensorBoardLogger(Logger):
         self._writer.flush()
 
     def begin(self, mark: LogMark) -> None:
-        """Make TensorBoard forget what older files hold of later steps."""
+        """Make TensorBoard discard later steps in older files."""
         start, step = SessionLog(status=SessionLog.START), mark.env_steps + 1
         self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
 

@@ -1,4 +1,4 @@
-"""Trackio: the one module that imports trackio. It writes files and needs no account."""
+"""Trackio logging, which writes files and needs no account. No other module imports trackio."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from comlrl.loop.records import Logger, LogRecord
 
 
 class TrackioLogger(Logger):
-    """Metrics as ``train/…`` and ``eval/…`` over environment steps.
+    """Logger of metrics as ``train/…`` and ``eval/…`` over environment steps.
 
-    A continued run keeps its name, by which Trackio finds it. What an earlier process logged after
-    the checkpoint stays in its history.
+    A continued run keeps its name, by which Trackio identifies it. Records logged after the
+    checkpoint by an earlier process remain in its history.
     """
 
     def __init__(
         self, section: TrackioConfig, settings: Mapping[str, Any], run_dir: Path, resume: bool
     ) -> None:
-        """Begin a run, or continue it. ``settings``: the run's, which Trackio shows."""
+        """Begin or continue a run. ``settings``: the run's settings, which Trackio shows."""
         name_file = run_dir / "trackio.json"
         if section.dir:
             os.environ["TRACKIO_DIR"] = section.dir  # read by the import
@@ -37,10 +37,10 @@ class TrackioLogger(Logger):
         self._trackio = trackio
         if resume and name_file.exists():
             name = json.loads(name_file.read_text(encoding="utf-8"))["name"]
-        else:  # names of other runs of the project stay apart
+        else:  # the suffix keeps names in a project distinct
             name = section.name or f"{run_dir.name}-{secrets.token_hex(3)}"
             name_file.write_text(json.dumps({"name": name}), encoding="utf-8")
-        with contextlib.redirect_stdout(io.StringIO()):  # of several lines
+        with contextlib.redirect_stdout(io.StringIO()):  # replaced by the one-line notice below
             self._run = trackio.init(
                 section.project,
                 name=name,

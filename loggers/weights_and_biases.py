@@ -1,7 +1,7 @@
-"""Weights & Biases: the one module that imports wandb.
+"""Weights & Biases logging. No other module imports wandb.
 
-A run never waits for W&B and never fails because of it: without a login it is off, and what
-cannot be reached is logged offline beside the run, for ``wandb sync`` later.
+A run does not wait for W&B or fail because of it. Without a login W&B is off; if the server cannot
+be reached, the run is logged offline in its folder, for a later ``wandb sync``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from comlrl.loop.records import Logger, LogRecord
 from comlrl.quoting import one_line, without_surrogates
 from comlrl.types import Domain, RolloutResult
 
-CONNECT_SECONDS = 20  # then offline
-FINISH_SECONDS = 60  # then what is not uploaded stays on disk
-TABLE_ROWS = 16  # episodes of an evaluation that go to the table
+CONNECT_SECONDS = 20  # timeout, then the run is logged offline
+FINISH_SECONDS = 60  # timeout, then the rest stays on disk
+TABLE_ROWS = 16  # episodes per evaluation in the table
 COLUMNS = ("env_step", "task", "problem", "completions", "reward")
 
 
@@ -36,9 +36,9 @@ def connect(
     run_dir: Path,
     resume: bool,
 ) -> WandbLogger | None:
-    """Return the logger that ``wandb`` enables, or None with a line that says why.
+    """Return the logger that ``wandb`` enables, or None after a notice that says why.
 
-    ``settings``: the run's, which W&B shows.
+    ``settings``: the run's settings, which W&B shows.
     """
     mode = section.mode or os.environ.get("WANDB_MODE", "online")
     if mode == "disabled":
@@ -49,7 +49,7 @@ def connect(
             if not wandb.login(prompt=False, timeout=CONNECT_SECONDS):
                 _say("off: no login; `wandb login` or `wandb.mode=offline` turns it on")
                 return None
-        except Exception as error:  # of wandb's and its readers' many kinds
+        except Exception as error:  # wandb raises many types
             mode = _unreachable(error)
     while True:
         try:
@@ -62,10 +62,10 @@ def connect(
 
 
 class WandbLogger(Logger):
-    """Metrics as ``train/…`` and ``eval/…`` over environment steps; evaluation samples as a table.
+    """Logger of metrics as ``train/…`` and ``eval/…``, and of a table of evaluation samples.
 
-    Raises what wandb raises where a run cannot be started. Later failures are one notice, after
-    which nothing more is logged.
+    Raises wandb's error if the run cannot be started. After a later failure, it prints one notice
+    and logs nothing more.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class WandbLogger(Logger):
             settings=wandb.Settings(
                 init_timeout=CONNECT_SECONDS,
                 finish_timeout=FINISH_SECONDS,
-                console="off",  # the live table redraws itself: no log worth keeping
+                console="off",  # the live table's redraws are not worth logging
             ),
         )
         _id_file(run_dir).write_text(json.dumps({"id": self._run.id}), encoding="utf-8")
@@ -159,7 +159,7 @@ class WandbLogger(Logger):
 
 
 def run_id(run_dir: Path) -> str | None:
-    """Return the W&B run that a run directory belongs to, if it has a readable one."""
+    """Return the id of a run directory's W&B run, or None if it is missing or unreadable."""
     try:
         return str(json.loads(_id_file(run_dir).read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

@@ -1,5 +1,5 @@
-"""The algorithms, one a file: a team, a rollout and a loop go in, a trained team comes out.
+"""The algorithms, one per file. Each trains a team, given a rollout and a loop.
 
-A trainer says when things happen; its docstring is its objective. ``comlrl/config/algorithms.py``
-has the sections.
+A trainer only orders the steps of its algorithm; its module docstring states the objective. The
+configuration sections are in ``comlrl/config/algorithms.py``.
 """

@@ -6,4 +6,4 @@ from comlrl.trainers.magrpo import MAGRPOTrainer
 
 
 class GRPOTrainer(MAGRPOTrainer):
-    """The declared special case: one agent, so that joint actions are its completions."""
+    """MAGRPO for a single agent, whose completions are the joint actions."""

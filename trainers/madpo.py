@@ -1,29 +1,29 @@
 """MADPO: multi-agent direct preference optimization on joint preference pairs.
 
-In each of ``num_iterations`` rounds joint candidates of the present policies are sampled and
-compared (``comlrl/preferences``), and the round's pairs are passed over, with those of earlier
-rounds that are replayed. With winner w and loser l of a pair, and weights ω of the pairs in an
-update (1, or λ^age), agent i minimizes
+Each of ``num_iterations`` rounds samples joint candidates from the current policies, compares them
+(``comlrl/preferences``), and trains on the resulting pairs and on pairs replayed from earlier
+rounds. For pairs of a winner w and a loser l, weighted within an update by ω (1, or λ^age), agent i
+minimizes
 
     L_i = −(1/Σ ω) Σ_pairs ω log σ(β (Δ_i + Σ_{j≠i} stop_gradient(Δ_j)))
     Δ_i = log π_i(w_i | prompt_i) − log π_i(l_i | prompt_i)
 
-minus the same difference under the reference policy: the first one, or that of the round's start.
-The joint policy factorizes over the agents, so Σ_i Δ_i is the joint log-ratio of DPO (arXiv
-2305.18290): all agents pull on the same margin, each through its own weights. Of a pair that
-differs in one agent only (``joint_mode: cross``) the others' Δ is 0.
+minus the same difference under the reference policy: the initial policy, or the one at the start of
+the round. The joint policy factorizes over the agents, so Σ_i Δ_i is the joint log-ratio of DPO
+(arXiv 2305.18290): all agents raise the same margin, each through its own weights. If a pair
+differs in one agent only (``joint_mode: cross``), the Δ of the other agents are 0.
 
-With ``turn_order: sequential`` prompt_i of a candidate holds what agent i read in it: Δ_i is over
-its text given that, and the Δ still sum to the joint log-ratio.
+With ``turn_order: sequential``, prompt_i contains what earlier agents wrote in the same candidate.
+Δ_i is conditioned on it, so the Δ still sum to the joint log-ratio.
 
-Departures from DPO: no reference unless asked for; log-probabilities are at the temperature that
-sampled, over all tokens, also where top_p or top_k truncated what was sampled. ``label_smoothing``
-is that of cDPO.
+Departures from DPO: there is no reference policy by default; log-probabilities use the sampling
+temperature and the full vocabulary, even if sampling was truncated by top_p or top_k.
+``label_smoothing`` is that of cDPO.
 
-Gradients go through Δ in two steps, which is the chain rule and not an approximation: first all
-Δ without gradients, then each agent's backward pass with ∂L_i/∂Δ_i as the coefficient on its
-completions' tokens. So a completion is read once however many pairs it is in, and micro-batches
-may be split anywhere.
+Gradients are computed in two steps by the chain rule, without approximation: first all Δ without
+gradients, then one backward pass per agent, with ∂L_i/∂Δ_i as the coefficient of its completions'
+tokens. Each step processes a completion once, however many pairs contain it, and micro-batches may
+be split anywhere.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from comlrl.update.worker_threads import run_parallel
 
 
 class MADPOTrainer:
-    """Rounds of labelling candidates of the present policies and passing over their pairs."""
+    """Trainer that alternates between labelling candidates and learning from their pairs."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class MADPOTrainer:
     ) -> None:
         self.section, self.team, self.loop = section, team, loop
         self.sampling, self.collector = sampling, collector
-        self.round: Round | None = None  # the present one
+        self.round: Round | None = None  # the current round
         self.optimizers = {i: policy_optimizer(section, team, i) for i in team.trained}
         self.reference = ReferenceValues(len(team))
-        self.moved = True  # since the round's start
+        self.moved = True  # whether the policies were updated since the round's start
 
     def train(self) -> None:
         for step in self.loop.steps(self, lambda trees: self._measure()):
@@ -94,7 +94,7 @@ class MADPOTrainer:
         return self.team.parts() | optimizers | held
 
     def begin_round(self, index: int) -> None:
-        """Label the round's candidates, and read what its pairs are made of by the reference."""
+        """Label the round's candidates and compute their reference log-probabilities."""
         self.round = self.collector.round(index)
         self.moved = self.reference.round == index  # resumed in the middle
         if self.section.dpo_reference == "none":
@@ -115,7 +115,7 @@ class MADPOTrainer:
         return distinct_completions(agent, candidates_C, sampled_here)
 
     def _reference_values(self, tasks: Sequence[TaskPairs]) -> list[torch.Tensor]:
-        """Compute log π_ref of each agent's different completions of the tasks, in their order."""
+        """Compute log π_ref of each agent's distinct completions of the tasks, in their order."""
         first = self.section.dpo_reference == "start"
         values_N = []
         for index, agent in enumerate(self.team.agents):
@@ -134,12 +134,12 @@ class MADPOTrainer:
         return values_N
 
     def step(self, step: Step) -> None:
-        """Learn from every pair of the step's tasks once; those held out or without pairs teach
-        nothing."""
+        """Train once on every pair of the step's tasks; skip tasks that are held out or have no
+        pairs."""
         assert self.round is not None
         pairs = self._pairs(step)
         env_steps = 2 * len(pairs)
-        if not self.section.use_environment_step:  # the round's candidates, in its first step
+        if not self.section.use_environment_step:  # count the candidates at the round's first step
             begins = step.index - 1 == self.loop.schedule.start_of(self.round.index)
             labelled = self.round.tasks if begins else ()
             env_steps = sum(len(item.candidates.candidates_K) for item in labelled)
@@ -160,7 +160,7 @@ class MADPOTrainer:
         if pairs:
             metrics |= self._means(sums) | self._of_updates(norms_UN)
             metrics["preferences/gap_mean"] = sum(p.pair.gap for p in pairs) / len(pairs)
-        # The collection has counted what it scored.
+        # scored=0: the collector has already counted the scored candidates.
         sampled = Gathered(trees=(), env_steps=env_steps, scored=0, tokens=0, span=span)
         self.loop.record(step, sampled, updates=len(parts), metrics=metrics)
 
@@ -176,8 +176,8 @@ class MADPOTrainer:
         }
 
     def _pairs(self, step: Step) -> list[Weighted]:
-        """Collect the step's tasks' pairs, and as large a part of each earlier round's that is
-        replayed."""
+        """Collect the pairs of the step's tasks, and an equal fraction of the pairs of each
+        replayed round."""
         assert self.round is not None
         tasks = {t.task_id for t in step.tasks}
         pairs = interleaved([item for item in self.round.train if item.task_id in tasks])
@@ -190,7 +190,7 @@ class MADPOTrainer:
         return pairs
 
     def _update(self, pairs: Sequence[Weighted], sums: Sums, progress: float) -> list[float]:
-        """Make one optimizer step of every trained agent; return their gradient norms."""
+        """Take one optimizer step for every trained agent; return their gradient norms."""
         batch = PairBatch.from_pairs(distributed.shard(pairs))
         delta_NP = self._deltas(batch)
         sums.absorb(self._metrics(batch, delta_NP))
@@ -205,14 +205,14 @@ class MADPOTrainer:
     def _gradients(
         self, index: int, batch: PairBatch, delta_NP: torch.Tensor, total: float
     ) -> None:
-        """Compute ∇L_i: its coefficients ∂L_i/∂Δ_i at the present Δ, then the backward pass."""
+        """Compute ∇L_i: the coefficients ∂L_i/∂Δ_i at the current Δ, then the backward pass."""
         self.optimizers[index].zero()
         own_P = delta_NP[index].clone().requires_grad_(True)
         others_P = delta_NP.sum(0) - delta_NP[index]
         loss_P = joint_dpo(own_P, others_P, self.section.dpo_beta, self.section.label_smoothing)
         (weight_P,) = torch.autograd.grad((batch.weight_P * loss_P).sum() / total, own_P)
         completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
-        # policy_gradient is −Σ w log π: the coefficient of log π is −w.
+        # policy_gradient returns −Σ w log π, hence the sign.
         weight_U = torch.zeros(len(completions_U), dtype=weight_P.dtype)
         weight_U.index_add_(
             0, torch.tensor(owner_C, dtype=torch.long), -batch.coefficients(weight_P)
@@ -227,19 +227,19 @@ class MADPOTrainer:
             )
 
     def _loss(self, agent: Agent, batch: TokenBatch) -> tuple[torch.Tensor, Sums]:
-        """Return a sum over tokens whose gradient is this micro-batch's part of ∇L_i."""
+        """Return a sum over tokens whose gradient is this micro-batch's share of ∇L_i."""
         logprob_A = action_logprobs(agent, batch, self._temperature(agent.index)).logprob_A
         weight_A = batch.weight_RL[batch.action_mask_RL]
         return policy_gradient(logprob_A, weight_A.to(logprob_A)), Sums()
 
     def _deltas(self, batch: PairBatch) -> torch.Tensor:
-        """Compute Δ of every agent and pair, shape (N, P), without gradients."""
+        """Compute Δ for every agent and pair, shape (N, P), without gradients."""
         jobs = [partial(self._delta, index, batch) for index in range(len(self.team))]
         return torch.stack(run_parallel(jobs, self.team.device, self.team.run_parallel))
 
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
         if self.section.dpo_reference == "round" and not self.moved:
-            # The policy is still the reference itself.
+            # The policy still equals the reference.
             return torch.zeros(len(batch.weights), dtype=torch.float64)
         completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:
@@ -252,7 +252,7 @@ class MADPOTrainer:
         return self.sampling.for_agent(index).temperature
 
     def _measure(self) -> dict[str, float]:
-        """Measure the round's held-out pairs under the present policies."""
+        """Evaluate the current policies on the round's held-out pairs."""
         sums, pairs = Sums(), interleaved(self.round.held_out if self.round else ())
         for at in range(0, len(pairs), 64):
             batch = PairBatch.from_pairs(distributed.shard(pairs[at : at + 64]))
@@ -260,8 +260,8 @@ class MADPOTrainer:
         return self._means(sums) if pairs else {}
 
     def _metrics(self, batch: PairBatch, delta_NP: torch.Tensor) -> Sums:
-        """Return weighted sums over this process's pairs: joint, and of each agent by its Δ
-        alone."""
+        """Return weighted sums of metrics over this process's pairs, for the joint Δ and for each
+        agent's Δ alone."""
         beta, smoothing = self.section.dpo_beta, self.section.label_smoothing
         delta_of = {"": delta_NP.sum(0)} | {f"agent_{i}/": d for i, d in enumerate(delta_NP)}
         weight_P = batch.weight_P
@@ -273,6 +273,6 @@ class MADPOTrainer:
         return sums
 
     def _means(self, sums: Sums) -> dict[str, float]:
-        """Average over the pairs; the joint loss is also under the name that every trainer logs."""
+        """Average over the pairs; also log the joint loss as ``loss``, as all trainers do."""
         means = sums.means("pairs")
         return means | {"loss": means["dpo/loss"]}

@@ -2,31 +2,32 @@
 
 In each of ``num_iterations`` rounds:
 
-1. Preference pairs of joint candidates (winner w, loser l) of the present policies, as in MADPO.
-2. A joint reward model r on the text of a whole joint action (each agent's prompt and response,
-   in order) minimizes −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017, arXiv 1706.03741;
-   Ouyang et al. 2022, arXiv 2203.02155), from its weights of the round before, and is frozen until
-   the next. ``reward_margin`` c > 0 asks that winners lead by as much as they are better:
-   −log σ(r_w − r_l − c (R_w − R_l)), R the task reward (Touvron et al. 2023, arXiv 2307.09288,
-   eq. 2). Its pairwise accuracy is measured on tasks that no round fits it to; no better than
-   chance in the first round stops the run. With ``pair_selection: all`` a task's pairs
-   lie together in batches, as Ouyang et al. do (their section 3.5): each text is then read once
-   for all its comparisons.
-3. Online reinforcement learning by a sibling trainer that the train script hands in. Its reward
-   is r, less its mean and over its standard deviation on all the round's candidates, then
-   ``reward_processor``'s scale and shift. Evaluation keeps the task reward: where the score rises
-   and the task reward does not, the policies exploit the model; both are logged.
+1. Sample joint candidates from the current policies and form preference pairs (winner w, loser l),
+   as in MADPO.
+2. Fit a joint reward model r, which scores the text of a joint action (each agent's prompt and
+   response, in order), by minimizing −log σ(r_w − r_l) (Bradley–Terry; Christiano et al. 2017,
+   arXiv 1706.03741; Ouyang et al. 2022, arXiv 2203.02155). Fitting starts from the previous round's
+   weights; the model is then frozen until the next round. ``reward_margin`` c > 0 adds a margin in
+   proportion to the gap in task reward R: −log σ(r_w − r_l − c (R_w − R_l)) (Touvron et al. 2023,
+   arXiv 2307.09288, eq. 2). Pairwise accuracy is measured on tasks that are held out in all rounds;
+   if it is below ``reward_min_accuracy`` in the first round, the run stops. With
+   ``pair_selection: all``, a task's pairs are in the same batch (Ouyang et al., section 3.5), so
+   each text is processed once for all its comparisons.
+3. Train the policies online with another algorithm's trainer, which the train script passes in. Its
+   reward is r, standardized by mean and standard deviation over all of the round's candidates, then
+   scaled and shifted by ``reward_processor``. Evaluation keeps the task reward, and both are
+   logged: if the score rises without the task reward, the policies exploit the model.
 
-Departures from RLHF as published: one model scores the joint action of all agents, so that the
-reward is common; preferences come from the task reward instead of people. In
-several rounds two more, since a model that was fitted to a few hundred pairs is often wrong:
+Departures from published RLHF: one model scores the joint action of all agents, so they share the
+reward; preferences come from the task reward instead of people. With several rounds there are two
+more, because a model fitted to a few hundred pairs is often wrong:
 
-- The online steps have the tasks that the round's fit has had, and no others: scores of the tasks
-  whose candidates all tie, or that are held out, would be noise.
-- A round's labels also judge the round before. Where their mean task reward
-  is more than three standard errors of the difference below that of the best round, the
-  team and its optimizers go back to what they were there, and the round trains nothing. Neither
-  does one that leaves fewer pairs than a batch of the reward model.
+- The online steps use only the tasks that the round's model was fitted to. On tasks that are held
+  out, or whose candidates all tie, its scores would be noise.
+- A round's labels also evaluate the previous round. If their mean task reward is more than three
+  standard errors of the difference below that of the best round, the team and its optimizers are
+  restored to the best round, and the current round trains nothing. A round also trains nothing if
+  it has fewer pairs than one batch of the reward model.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ AGREEMENT = "reward_model/order_agreement"
 
 
 class MARLHFTrainer:
-    """Rounds of labels, of fitting the reward model to them, and of learning from its score."""
+    """Trainer that alternates labelling, fitting a reward model, and learning from its score."""
 
     def __init__(
         self,
@@ -80,13 +81,13 @@ class MARLHFTrainer:
         seed: int,
         resume: bool,
     ) -> None:
-        """Set up the trainer. ``reward``: the online trainer's, still without its model.
-        ``base``: what the reward model starts from. ``resume``: a model that the run directory
-        holds is used again."""
+        """Set up the trainer. ``reward``: the online trainer's reward, whose model is not set yet.
+        ``base``: the model from which the reward model is initialized. ``resume``: reuse a reward
+        model in the run directory."""
         self.section, self.loop, self.collector = section, loop, collector
         self.reward, self.online, self.base = reward, online, base
         self.seed, self.resume = seed, resume
-        self.round, self.idle = -1, False  # the present one, and whether it teaches nothing
+        self.round, self.idle = -1, False  # the current round, and whether it trains nothing
         self.best = BestRound(online.parts())
 
     def train(self) -> None:
@@ -99,15 +100,16 @@ class MARLHFTrainer:
             self._end_early()
 
     def parts(self) -> Mapping[str, Part]:
-        """Return a checkpoint's parts. In one round the model is frozen and lies in its folder."""
+        """Return a checkpoint's parts. With one round, the frozen reward model is stored in its own
+        folder instead."""
         moving: dict[str, Part] = {}
         if self.section.num_iterations > 1:
             moving = {"reward_model": self.reward, "best_round": self.best}
         return {**self.online.parts(), **moving}
 
     def _fitted(self, step: Step) -> list[Task]:
-        """Return, in rounds, the part of the step's tasks that the model has been fitted to: its
-        scores of others, held out or with tied candidates, mean next to nothing."""
+        """Return the step's tasks. With several rounds, draw them from the tasks that the reward
+        model was fitted to: its scores of held-out or tied tasks are mostly noise."""
         schedule = self.loop.schedule
         if self.section.num_iterations == 1:
             return step.tasks
@@ -118,7 +120,7 @@ class MARLHFTrainer:
         return [tasks[i] for i in chosen]
 
     def begin_round(self, index: int) -> None:
-        """Prepare the reward model of a round: read, resumed, or fitted to the round's labels."""
+        """Load, resume or fit the reward model of a round."""
         folder = self.loop.run_dir / FOLDER
         if self.section.reward_model is not None:
             self.reward.model = self._load(Path(self.section.reward_model))
@@ -141,7 +143,8 @@ class MARLHFTrainer:
         self.round = index
 
     def _end_early(self) -> None:
-        """Leave out the rest of a round whose model no longer orders what the team does."""
+        """Skip the rest of the round if the reward model no longer ranks the team's joint actions
+        well enough (``refit_below``)."""
         least, agreement = self.section.refit_below, self.loop.latest.get(AGREEMENT)
         if least is None or agreement is None or agreement >= least:
             return
@@ -152,8 +155,8 @@ class MARLHFTrainer:
         return load(folder, dtype=self.base.dtype, device=self.base.device)
 
     def _refit(self, index: int, folder: Path) -> None:
-        """Label the round's candidates, and continue fitting the model to them and the replay,
-        unless the round is idle."""
+        """Label the round's candidates; unless the round is idle, fit the model further to their
+        pairs and to replayed ones."""
         labelled = self.collector.round(index)
         if index == 0 and not labelled.held_out:
             raise PreferenceError(
@@ -171,7 +174,7 @@ class MARLHFTrainer:
             return
         if earlier is not None:
             before = {name: tensor.clone() for name, tensor in earlier.weights().items()}
-        self.reward.model = earlier = None  # two need not be held at once
+        self.reward.model = earlier = None  # frees its memory before the next model is built
         started = time.monotonic()
         model = train(
             self.base,
@@ -197,8 +200,8 @@ class MARLHFTrainer:
             self._check()
 
     def _teaches_nothing(self, labelled: Round, pairs: Sequence[TextPair]) -> bool:
-        """Return whether the round is idle: its team has fallen below an earlier one's labels
-        and that one is restored, or has left too few pairs for one batch of the reward model."""
+        """Return whether the round is idle: its candidates score significantly worse than those of
+        the best round, which is restored, or it has fewer pairs than a reward model's batch."""
         index, batch = labelled.index, self.section.reward_train_batch_size
         if self.section.num_iterations == 1:
             return False
@@ -238,8 +241,8 @@ class MARLHFTrainer:
         )
 
     def _text_pairs(self, labelled: Round) -> list[TextPair]:
-        """Collect the round's pairs and, of earlier rounds, as large a part as their weight, by
-        task."""
+        """Collect the round's pairs, and those of a fraction of each replayed round's tasks, equal
+        to its weight."""
         tasks = list(labelled.train)
         for earlier, weight in self.collector.replayed(labelled.index):
             key = (self.seed, "replay", labelled.index, earlier.index)
@@ -251,9 +254,8 @@ class MARLHFTrainer:
     def _report(
         self, labelled: Round, metrics: Mapping[str, float], model: RewardModel | None = None
     ) -> None:
-        """Report the round. Candidates that this run has scored are environment steps of it; the
-        quality of the ``model`` fitted to them goes to the log and into the summary of the
-        preferences."""
+        """Log the round. Candidates scored by this run count as environment steps; the accuracy and
+        loss of ``model``, if it was fitted, are also added to the preference summary."""
         candidates = sum(len(item.candidates.candidates_K) for item in labelled.tasks)
         if self.section.preferences is None:
             self.loop.count(env_steps=candidates)
@@ -299,7 +301,7 @@ class MARLHFTrainer:
 
 
 def text_pairs(tasks: Sequence[TaskPairs], prompts_first: bool = False) -> list[TextPair]:
-    """Return the joint texts and the gap of every pair."""
+    """Return the joint texts and the reward gap of every pair."""
     pairs = []
     for item in tasks:
         texts_K = joint_texts(item.candidates, prompts_first)

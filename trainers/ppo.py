@@ -6,44 +6,44 @@ Objective of a policy π over the tokens a of a minibatch, ρ_a = π(a) / π_old
     L = −mean_a w_t min(ρ_a Â_a, clip(ρ_a, 1 ± ε) Â_a) − c_H · mean_a H_a  [+ kl_coef · mean_a k3_a]
     V's: mean ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)
 
-Three choices, each a key:
+Three keys select the variant:
 
-- ``critic``, what V reads: ``independent``, what its own agent reads; ``centralized``, what all do.
-- ``granularity``, what one value and one advantage are of: each ``token``, with γ gamma_token
-  within a turn and discount, once, between turns; or a whole ``turn``, whose Â goes to all of its
-  tokens. A turn's reward comes with its end; Â is GAE along a chain, which ends with its task;
-  R = Â + V_old. Centralized values are of turns: within one, agents do not see each other's tokens.
-- ``kl_in``, where kl_coef is paid: off the ``reward``, kl_coef · (log π_old − log π_ref) of each
-  token, summed up where values are of turns, and over all agents where they are centralized; or as
-  a k3 term in the ``loss``.
+- ``critic``: V sees its agent's prompts (``independent``) or those of all (``centralized``).
+- ``granularity``: one value and one advantage per ``token``, with discount gamma_token within a
+  turn and ``discount`` once between turns; or per ``turn``, whose Â applies to all of its tokens. A
+  turn's reward is given at its end; Â is GAE along a chain, which ends with its task;
+  R = Â + V_old. Centralized values are per turn: within one, agents do not see each other's tokens.
+- ``kl_in``: kl_coef weighs either a penalty subtracted from the ``reward``,
+  kl_coef · (log π_old − log π_ref) per token, summed over the turn if values are per turn and over
+  all agents if they are centralized; or a k3 term in the ``loss``.
 
-Where each agent has its own reward (``Score.by_agent``), R and Â are of that, a centralized V
-has a head for each agent, and each pays for its own KL alone.
+If agents have individual rewards (``Score.by_agent``), R and Â are computed from them, a
+centralized V has one head per agent, and each agent is penalized for its own KL only.
 
-V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts),
-or with ``critic_model`` a language model with its own adapter and a scalar head, which reads
-the histories themselves. With ``shared_policy`` all agents act by one policy, which learns from the
-samples of all, and an independent critic is one for all; their prompts distinguish them.
+V is a small head on the policy's hidden states (of the token, or their mean over a turn's prompts).
+With ``critic_model``, V is a language model with its own adapter and a scalar head, which sees
+the histories themselves. With ``shared_policy``, all agents act by one policy, which learns from
+all samples, and share one independent critic; their prompts distinguish them.
 
-With ``turn_order: sequential`` each agent's turns are one chain, and its V reads what it
-has read of this turn too. A centralized V of agent i reads the prompts of the agents up to i: those
-of later agents hold what i is about to write, and Â would no longer tell what that is worth.
+With ``turn_order: sequential``, each agent's turns form one chain, and its V also sees what the
+agent has read in the current turn. A centralized V of agent i sees the prompts of the agents up to
+i only: later prompts contain what i writes, so a V that saw them would be no baseline for it.
 
-With a program each call is a turn. An agent's calls in an episode are one chain, and its
-rewards are its own (``agents.reward``, ``discount`` counts its calls): a centralized V has a head
-for each agent, and each agent pays for its own KL. V of a call reads each agent's latest prompt up
-to the call and none that was asked later. A minibatch's states are tasks with all their episodes.
-An agent without a call in a step is not updated in it.
+With a program, each call is a turn. An agent's calls in an episode form one chain with the agent's
+own rewards (``agents.reward``; ``discount`` applies per call): a centralized V has one head per
+agent, and each agent is penalized for its own KL only. V of a call sees each agent's latest prompt
+up to the call, but no later one. The states of a minibatch are tasks with all their episodes. An
+agent that makes no call in a step is not updated in it.
 
-Old log-probabilities and values are taken of all policies before the first update, over the first
-epoch's own minibatches, so that the first minibatch's ratios are exactly 1; where credit does not
-need those of the first minibatch, its own update reads them. Rollouts are chains: G
-samples at turn 1, one at each turn after it.
+Old log-probabilities and values of all policies are computed before the first update, over the
+first epoch's own minibatches, so the first minibatch's ratios are exactly 1. If credit does not
+need those of the first minibatch, its update computes them. Rollouts are chains: G samples at
+turn 1, one at each later turn.
 
-Departures: small heads do not train the policy (their input's gradient is stopped), so that each
-critic has its own optimizer and no coefficient; advantages are standardized over the step's tokens
-of a policy (``normalize_advantages``). Where ``entropy_coef`` is 0 the entropy that is logged is
-the estimate −log π of the samples.
+Departures: small heads do not train the policy (the gradient of their input is stopped), so each
+critic has its own optimizer and no coefficient; advantages are standardized over a policy's tokens
+in the step (``normalize_advantages``). If ``entropy_coef`` is 0, the logged entropy is the sample
+estimate −log π.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ from comlrl.update.values import StepValues
 
 @dataclass
 class Improvement:
-    """One policy in one training step: with the completions of the agents that act by it."""
+    """One policy's update in a training step, with the completions of the agents that use it."""
 
-    rows_S: list[list[Row]]  # of each state
+    rows_S: list[list[Row]]  # rows of each state
     policy: PolicyUpdate
-    values: StepValues  # of the critic that credits it
+    values: StepValues  # values of the policy's critic
     metrics: dict[str, float]
 
     def rows(self, states: Sequence[int]) -> list[Row]:
         return [row for s in states for row in self.rows_S[s]]
 
     def acted(self) -> bool:
-        """Return whether the policy chose any token. A collective call."""
+        """Return whether the policy chose any token, in any process. A collective call."""
         return distributed.total(sum(sum(row.chosen) for rows in self.rows_S for row in rows)) > 0
 
     def loss(self, batch: TokenBatch, policy: ActionLogprobs, sums: Sums) -> torch.Tensor:
-        """Compute the policy's loss of each token, and that of a head on its states."""
+        """Compute the per-token loss of the policy, plus that of a value head on its states."""
         loss_A = self.policy.loss(batch, policy, sums)
         if self.values.head is not None:
             loss_A = loss_A + self.values.shared_loss(batch, policy, sums)
@@ -98,7 +98,7 @@ class Improvement:
 
 
 class PPOTrainer:
-    """Value chains of decisions, improve each policy for some epochs, and the critics."""
+    """Trainer that estimates advantages by GAE and runs clipped updates of policies and critics."""
 
     def __init__(
         self,
@@ -109,15 +109,15 @@ class PPOTrainer:
         sampling: Sampling,
         critic_team: Team | None = None,
     ) -> None:
-        """Set up the trainer. ``critic_team``: the language models of ``critic_model``, one for
-        each critic."""
+        """Set up the trainer. ``critic_team``: the ``critic_model`` language models, one per
+        critic."""
         self.section, self.team, self.rollout, self.loop = section, team, rollout, loop
         self.sampling, self.kl = sampling, KLCoefficient(section)
         by_agent = rollout.returns_by_agent
         self.critics = TeamCritics(
             section, team, critic_team, seed=rollout.seed, returns_by_agent=by_agent
         )
-        # of each policy that is trained
+        # one for each trained policy
         self.optimizers = [policy_optimizer(section, team, i) for i in team.trained]
 
     def train(self) -> None:
@@ -130,8 +130,8 @@ class PPOTrainer:
         return {**parts, **self.critics.parts()}
 
     def credit(self, rolled: Rolled) -> list[Improvement]:
-        """Return each policy with its advantages: all policies and critics are read before the
-        first update."""
+        """Return each policy with its advantages. All policies and critics are evaluated before
+        the first update."""
         decisions, critics = rolled.decisions, self.critics
         values = critics.values(decisions)
         policies = [self._measured(index, rolled, values) for index in self.team.trained]
@@ -147,7 +147,7 @@ class PPOTrainer:
         return policies
 
     def learn(self, rolled: Rolled, policies: Sequence[Improvement]) -> dict[str, float]:
-        """Update the policies and the critics; return metrics, bare (means) and of each agent."""
+        """Update the policies and the critics; return each agent's metrics and their means."""
         for place, improvement in enumerate(policies):
             if improvement.acted():
                 improvement.metrics |= self._standardize(improvement.policy)
@@ -169,7 +169,7 @@ class PPOTrainer:
         return metrics | {"learning_rate": self.optimizers[0].learning_rate}
 
     def _passes(self, rolled: Rolled, name: str) -> Iterator[Pass]:
-        """Return epochs over the step's states; ``name``: whose order of minibatches it is."""
+        """Yield the epochs over the step's states; ``name`` seeds the order of minibatches."""
         section = self.section
         return passes(
             rolled.decisions.states_B,
@@ -185,14 +185,14 @@ class PPOTrainer:
         return self.section.kl_in == "reward" and self.section.kl_coef > 0
 
     def _measured(self, index: int, rolled: Rolled, values: Sequence[StepValues]) -> Improvement:
-        """Measure what a policy, its reference and a head on its states say of the samples."""
+        """Evaluate a policy, its reference and a value head on its states on the samples."""
         section, deal = self.section, rolled.deal
         critic = values[0 if self.critics.centralized else self.critics.policies.index(index)]
         rows_S = rolled.decisions.rows(self.critics.acting(index), section.weight_T)
         key = (self.rollout.seed, "minibatches", rolled.index, 0)
         first = minibatches(rolled.decisions.states_B, section.train_batch_size, key, deal)
         if critic.head is None and not self._kl_in_reward:
-            # Credit does not need the first minibatch, which is read by its own update.
+            # Credit does not need the first minibatch; its own update evaluates it.
             first = first[1:]
         reads = partial(action_logprobs, temperature=self.sampling.for_agent(index).temperature)
         kl_in_loss = self.kl.value if section.kl_in == "loss" and section.kl_coef > 0 else 0.0
@@ -207,9 +207,9 @@ class PPOTrainer:
         return improvement
 
     def _penalty(self, decisions: Decisions, policies: Sequence[Improvement]) -> PerToken | None:
-        """Compute what the rewards lose: kl_coef · (log π_old − log π_ref), of tokens, or summed
-        up over a completion (independent, or of an agent's individual reward) or over all
-        agents' (centralized)."""
+        """Compute the penalty on the rewards, kl_coef · (log π_old − log π_ref): per token, or
+        summed over a completion (independent critics, individual rewards) or over the completions
+        of all agents (centralized)."""
         section, paid = self.section, PerToken()
         if not self._kl_in_reward:
             return None
@@ -219,13 +219,13 @@ class PPOTrainer:
                 paid.of_completion[number] = self.kl.value * (logprob_L - reference_L)
         if section.granularity == "token":
             return paid
-        summed, of_turn = PerToken(), paid.of_completion  # those of untrained agents pay nothing
+        summed, of_turn = PerToken(), paid.of_completion  # without those of untrained agents
         for number, decision in enumerate(decisions.numbered):
             if number not in of_turn and self.team.actor(decision.agent).trained:
                 continue  # a completion without tokens
             others = [number]
             if self.critics.centralized and not self.rollout.returns_by_agent:
-                first = number - decisions[number].agent  # of its joint action
+                first = number - decisions[number].agent  # the joint action's first completion
                 others = [*range(first, first + section.num_agents)]
             parts = [of_turn[n] for n in others if n in of_turn]
             like = of_turn.get(number, parts[0] if parts else torch.zeros(1))
@@ -234,8 +234,8 @@ class PPOTrainer:
         return summed
 
     def _update(self, place: int, improvement: Improvement, rolled: Rolled) -> dict[str, float]:
-        """Make some epochs of clipped updates of a policy, and of a head on its states. ``place``:
-        among the trained."""
+        """Run the epochs of clipped updates of a policy and of a value head on its states.
+        ``place``: the policy's index among the trained ones."""
         optimizers = [self.optimizers[place]]
         if improvement.values.head is not None:
             optimizers.append(self.critics.optimizers[place])
@@ -250,8 +250,8 @@ class PPOTrainer:
         return metrics | improvement.policy.before()
 
     def _standardize(self, policy: PolicyUpdate) -> dict[str, float]:
-        """Standardize advantages over the step's tokens as they are trained on; return their
-        first moments too."""
+        """Standardize the advantages over the step's tokens, if enabled; return their mean and
+        standard deviation from before."""
         advantage = policy.advantage.flat()
         _, mean, deviation = moments(advantage)
         if self.section.normalize_advantages:

@@ -1,40 +1,41 @@
-"""SHPPO: scalable heterogeneous PPO (arXiv 2404.03869), carried over to language agents.
+"""SHPPO: scalable heterogeneous PPO (arXiv 2404.03869), adapted to language agents.
 
-All agents share one policy (base and one LoRA adapter). Agent i's latent l_i = μ_i + σ_i ε_i comes
-from what it reads and has read, and generates its layer before the language-model head
-(``comlrl/models/latent_networks.py``). With the team's V(s_t) on pooled observations and GAE over
-turns, in each epoch, in this order:
+All agents share one policy (base and one LoRA adapter). Agent i's latent l_i = μ_i + σ_i ε_i is
+computed from its current and past observations, and generates its layer before the language-model
+head (``comlrl/models/latent_networks.py``). V(s_t) is the team's value of pooled observations, with
+GAE over turns. Each epoch minimizes, in this order:
 
     actor {LoRA, A, B, decoder}:  −mean_a w_t min(ρ_a Â_t, clip(ρ_a, 1 ± ε) Â_t) − c_H · mean_a H_a
     critic {V}:                   ½ max((V − R)², (clip(V, V_old ± ε_v) − R)²)
     encoder {projection, GRU, LatentNet}:  L_latent = −L_v + λ_e L_e − λ_d L_d
     inference {V_I}:              (V_I(s, {μ_i, σ_i}) − R)²
 
-With ``latent_gradient: policy`` there is no V_I, and the encoder learns as a policy that acts by
-its latents, r_i = N(l_i; μ_i, σ_i) / N(l_i; μ_i, σ_i of the rollout); its first pass has r_i = 1
-(REINFORCE on l_i):
+With ``latent_gradient: policy`` there is no V_I; the encoder is trained as a policy whose actions
+are its latents, with r_i = N(l_i; μ_i, σ_i) / N(l_i; μ_i, σ_i of the rollout). In the first pass
+r_i = 1 (REINFORCE on l_i):
 
     L_latent = −mean_c mean_i min(r_i Â_c, clip(r_i, 1 ± ε) Â_c) + λ_e L_e − λ_d L_d
 
-With ``latents`` zero or sampled, l_i is 0 or ~ N(0, 1), and neither encoder nor V_I learns.
+With ``latents`` zero or sampled, l_i is 0 or ~ N(0, 1), and neither the encoder nor V_I is trained.
 
-A turn's Â goes to every token that every agent wrote in it; the ratio is per token. o_i, ε_i and
-l_i are kept from the rollout: all ratios use the stored l_i, so that only the policy moves them,
-and L_latent alone recomputes μ and σ, with the stored ε. L_v is V_I with its own weights frozen;
-V_I learns on the μ and σ that led to the returns. Nothing depends on the number of agents, so a
+A turn's Â applies to every token of every agent in it; the ratio is per token. o_i, ε_i and l_i are
+stored during the rollout: all ratios use the stored l_i, so they change with the policy only; just
+L_latent recomputes μ and σ, with the stored ε. L_v is V_I with its own weights frozen; V_I is
+trained on the μ and σ that led to the returns. No network depends on the number of agents, so a
 trained team runs with any other N.
 
-With ``turn_order: sequential`` V and V_I have a value for each agent's turn: that of agent i reads
-the observations and latents up to i's, and i's tokens take the advantage over it. What later agents
-read holds what i wrote. There is a state for each joint action; L_v is the mean over the agents.
+With ``turn_order: sequential``, V and V_I have one value per agent and turn. The value of agent i
+sees the observations and latents of the agents up to i only, as later agents read what i wrote; the
+advantage over it applies to i's tokens. Each joint action has its own state; L_v is the mean over
+the agents.
 
 Departures from the paper: the generated layer is a low-rank residual before the language-model
 head, zero at the start, instead of the actor's middle layer; observations are pooled hidden states
 of the prompts; the min-max extremes of L_d are constants of the gradient; advantages are
 standardized over the step's joint actions (``normalize_advantages``); ``kl_coef`` weighs a k3 KL
-to what the run started from (the base; with ``init_from`` its adapter and layer) on the same
-latents. Within one sample of two agents L_d is 0 and has no gradient: it needs a batch. Where
-``entropy_coef`` is 0 the logged entropy is the estimate −log π.
+to the initial policy (the base; with ``init_from`` its adapter and layer) on the same latents. In a
+batch of one sample of two agents, L_d is 0 and has no gradient. If ``entropy_coef`` is 0, the
+logged entropy is the sample estimate −log π.
 """
 
 from __future__ import annotations
@@ -82,24 +83,24 @@ from comlrl.update.values import PooledReader, StepValues
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A step's states, their latents, and what the update needs of the joint actions."""
+    """A step's states and latents, and the values, advantages and returns of its joint actions."""
 
     decisions: Decisions
     parent_S: Sequence[int]  # the state one turn before, or −1
     observation_SND: torch.Tensor
     epsilon_SNK: torch.Tensor
     latent_SNK: torch.Tensor
-    mu_SNK: torch.Tensor  # the encoder's of the rollout
+    mu_SNK: torch.Tensor  # the encoder's output during the rollout, like sigma_SNK
     sigma_SNK: torch.Tensor
     state_C: torch.Tensor
-    # of each stage of a turn: one where all agents act at once, else one for each agent
+    # V: the stages of a turn, one if all agents act simultaneously, else one per agent
     values: StepValues
     advantage_CV: torch.Tensor
     return_CV: torch.Tensor
 
 
 class SHPPOTrainer:
-    """Grow chains, credit their turns, improve policy, critic, encoder and inference net."""
+    """Trainer of SHPPO's policy, critic, encoder and inference net on chains of turns."""
 
     def __init__(
         self,
@@ -110,13 +111,13 @@ class SHPPOTrainer:
         loop: Loop,
         sampling: Sampling,
     ) -> None:
-        """Set up the trainer. ``policy``: the layer and the encoder of the sampler of
-        ``rollout``."""
+        """Set up the trainer. ``policy``: the layer and the encoder that ``rollout``'s sampler
+        uses."""
         self.section, self.team, self.policy = section, team, policy
         self.rollout, self.loop, self.sampling = rollout, loop, sampling
         self.agent, self.num_agents = team.agents[0], section.num_agents
         self.stages = section.shape.stages
-        # What the run started from: B = 0, which changes nothing, unless it was trained before.
+        # The KL's reference. B is 0, so the layer has no effect, unless ``init_from`` trained it.
         self.start_layer = copy.deepcopy(policy.layer).requires_grad_(False)
         sizes = self.policy.sizes
         with torch.random.fork_rng(devices=[]):
@@ -150,10 +151,10 @@ class SHPPOTrainer:
 
     @torch.no_grad()
     def credit(self, rolled: Rolled) -> Samples:
-        """Return the rollout's latents beside its states; values, advantages and returns."""
+        """Return the rollout's states and latents with their values, advantages and returns."""
         decisions, agents = rolled.decisions, self.num_agents
         sizes, device = self.policy.sizes, self.agent.device
-        first_S = decisions.prompts[::agents]  # of each state, the first agent's decision
+        first_S = decisions.prompts[::agents]  # the first agent's decision in each state
         kept_SN = [[decisions[d + i].completion.latent for i in range(agents)] for d in first_S]
 
         def stack(name: str, width: int) -> torch.Tensor:
@@ -165,10 +166,10 @@ class SHPPOTrainer:
         before_S = [decisions[d].before for d in first_S]
         parent_S = [decisions[d].state if d >= 0 else -1 for d in before_S]
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(observation_SND, parent_S)
-        # V of each joint action at each stage, on what is read up to it. The stage's first agent
-        # stands for all of its agents, who have the same value. MAPPO reads by the same
-        # PooledReader and values every completion of the stage. Its mean is over completions;
-        # taking it here would round the sums differently.
+        # V of each joint action at each stage, given the observations up to it. All agents of a
+        # stage have the same value, so it is computed for the first one only. MAPPO uses the same
+        # PooledReader on every completion of the stage and averages over completions; here that
+        # would round the sums differently.
         acting = [stage.start for stage in self.stages]
         views_S = decisions.views(acting, centralized=True)
         self.critic.observe(observation_SND.flatten(0, 1))
@@ -200,7 +201,8 @@ class SHPPOTrainer:
     def _inferred(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """Compute V_I of each stage, (S, V), with the gradient of its agents' latents alone."""
+        """Compute V_I of each stage, (S, V), differentiable in the latents of the stage's agents
+        only."""
 
         def up_to(stage: range, latent_SNK: torch.Tensor) -> torch.Tensor:
             before = latent_SNK[:, : stage.start].detach()
@@ -219,7 +221,7 @@ class SHPPOTrainer:
         )
 
     def learn(self, rolled: Rolled, samples: Samples) -> dict[str, float]:
-        """Make the epochs' updates and return what is logged."""
+        """Run the epochs of updates and return the metrics."""
         section, key = self.section, (self.rollout.seed, "minibatches", rolled.index)
         rows_SN = samples.decisions.rows(range(self.num_agents), section.weight_T)
         states, size = samples.decisions.states_B, section.train_batch_size
@@ -289,14 +291,14 @@ class SHPPOTrainer:
         return action_logprobs(
             agent,
             batch,
-            self.sampling.for_agent(0).temperature,  # the same for all, who have one policy
+            self.sampling.for_agent(0).temperature,  # the same for all agents
             entropy=self.section.entropy_coef > 0,
             head=layer,
             head_input_A=samples.latent_SNK[samples.state_C[action_A], agent_A],
         )
 
     def _metrics_before(self, samples: Samples) -> dict[str, float]:
-        """Return metrics of the step before its update."""
+        """Return the step's metrics from before the update."""
         _, mean, deviation = moments(samples.advantage_CV.flatten())
         metrics = {
             "advantage_mean": mean,
@@ -309,7 +311,7 @@ class SHPPOTrainer:
         return metrics
 
     def update_encoder(self, samples: Samples, progress: float) -> dict[str, float]:
-        """Make one step of L_latent, through μ and σ, into the encoder alone."""
+        """Take one optimizer step of the encoder on L_latent, through μ and σ."""
         section = self.section
         mu_SNK, sigma_SNK = self.policy.encoder.along_chains(
             samples.observation_SND, samples.parent_S
@@ -332,8 +334,7 @@ class SHPPOTrainer:
     def _latent_policy(
         self, samples: Samples, mu_SNK: torch.Tensor, sigma_SNK: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the clipped surrogate of the latents that were drawn, for each joint action;
-        (C,)."""
+        """Compute the clipped surrogate of the sampled latents for each joint action, (C,)."""
         own_SN = latent_logprob(samples.latent_SNK, mu_SNK, sigma_SNK)
         old_SN = latent_logprob(samples.latent_SNK, samples.mu_SNK, samples.sigma_SNK)
         loss_CN = clipped_policy(
@@ -345,14 +346,15 @@ class SHPPOTrainer:
         return loss_CN.mean(1)
 
     def update_inference(self, samples: Samples, progress: float) -> float:
-        """Make one step of V_I on the returns of the rollout's μ and σ; return the mean loss."""
+        """Take one optimizer step of V_I on the rollout's μ, σ and returns; return the mean
+        loss."""
         value_SV = self._inferred(samples, samples.mu_SNK, samples.sigma_SNK)
         loss_CV = (value_SV[samples.state_C] - samples.return_CV) ** 2
         return self._descend("inference", progress, loss_CV.flatten())
 
     def _descend(self, name: str, progress: float, *losses_X: torch.Tensor) -> float:
-        """Make one optimizer step on the sum of the losses' means over all processes; return
-        that sum."""
+        """Take one optimizer step on the sum of the losses, each averaged over all processes;
+        return that sum."""
         counts = [max(1, distributed.total(len(loss_X))) for loss_X in losses_X]
         parts = [loss_X.sum() / n for loss_X, n in zip(losses_X, counts, strict=True)]
         loss = torch.stack(parts).sum()

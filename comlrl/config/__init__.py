@@ -1,4 +1,4 @@
-"""Settings (YAML, flags, overrides) go in; one frozen, typed ``Config`` comes out.
+"""Reading of settings (YAML, flags, overrides) into one frozen, typed ``Config``.
 
-Torch is never imported here: a mistake in a configuration is answered at once.
+Torch is never imported here, so mistakes in a configuration are reported at once.
 """

@@ -1,7 +1,7 @@
 """The six algorithm sections as frozen dataclasses.
 
-No torch here, so that a mistake is answered before anything heavy loads. Symbols and equations
-are in the docstrings of the trainers.
+Torch is not imported, so mistakes are reported before anything heavy loads. The trainers'
+docstrings explain symbols and equations.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ SECTIONS: dict[str, type[CommonConfig]] = {
     "ppo": PPOConfig,
     "shppo": SHPPOConfig,
 }
-EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read beside the algorithm's own
-# Keys that MARLHF's online stage does not take from `marlhf:`; each has one value in its section.
+EXTRA_SECTIONS = {"marlhf": ("magrpo", "ppo")}  # read in addition to the algorithm's own section
+# Keys that MARLHF's online stage does not share with `marlhf:`, where each is limited to one value.
 SINGLE_TURN_KEYS = ("num_turns", "joint_mode", "handoff", "handoff_width")
 
 
 def sections_of(algorithm: str, algorithms: Algorithms = SECTIONS) -> dict[str, type[CommonConfig]]:
-    """Return the sections that a file of this algorithm may have, the algorithm's first."""
+    """Return the sections allowed in a file of this algorithm, the algorithm's own first."""
     names = (algorithm, *EXTRA_SECTIONS.get(algorithm, ()))
     return {name: algorithms[name] for name in names}

@@ -159,21 +159,21 @@ class CommonKeys(Section):
         2, "number of newest checkpoints to keep of `save_steps`; null: all", at_least=1
     )
 
-    # What an algorithm is like, for those who must not ask for its name.
-    chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each turn after it
-    heterogeneous: ClassVar[bool] = False  # one policy, whose agents are distinguished by latents
-    trained_online: ClassVar[bool] = True  # samples come from the policy as it moves
-    fits_reward_model: ClassVar[bool] = False  # before its online stage
+    # Properties of the algorithm, so that other code need not test its name.
+    chains: ClassVar[bool] = False  # rollouts: G samples at turn 1, one at each later turn
+    heterogeneous: ClassVar[bool] = False  # one policy; latents distinguish the agents
+    trained_online: ClassVar[bool] = True  # samples come from the current policy
+    fits_reward_model: ClassVar[bool] = False  # fitted before the online stage
     no_programs: ClassVar[str] = (
-        "its trainer reads trees of turns"  # why it cannot learn from a program; empty: it can
+        "its trainer reads trees of turns"  # why it cannot train on a program; "": it can
     )
-    one_reward: ClassVar[str] = ""  # why agents cannot learn from their own rewards; "": they can
-    may_share_policy: ClassVar[bool] = False  # by a key ``shared_policy``
+    one_reward: ClassVar[str] = ""  # why individual rewards are unsupported; "": they are supported
+    may_share_policy: ClassVar[bool] = False  # has the key ``shared_policy``
     paper: ClassVar[str] = ""
 
     @property
     def shape(self) -> Shape:
-        """Return the form of a training rollout."""
+        """Return the shape of a training rollout."""
         return Shape(
             self.num_agents,
             self.num_turns,
@@ -189,5 +189,5 @@ class CommonKeys(Section):
 
     @property
     def weight_T(self) -> list[float]:
-        """Return the weight of each turn's gradient."""
+        """Return the gradient weight of each turn."""
         return self.turn_gradient_weights or [1.0] * self.num_turns

@@ -175,7 +175,7 @@ class ActorCriticConfig(CommonConfig):
 
     @property
     def values_tokens(self) -> bool:
-        """Return whether there is a value for each token, not only for each turn."""
+        """Return whether the critic has a value for each token, not only for each turn."""
         return False
 
     def problems(self, name: str, config: Config) -> Iterator[str]:

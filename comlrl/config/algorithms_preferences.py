@@ -146,7 +146,7 @@ class PreferenceConfig(CommonConfig):
 
     @property
     def candidate_shape(self) -> Shape:
-        """Return the form of a rollout whose joint actions are a task's candidates."""
+        """Return the shape of a rollout whose joint actions are a task's candidates."""
         return Shape(
             self.num_agents,
             1,
@@ -158,7 +158,7 @@ class PreferenceConfig(CommonConfig):
 
 
 def _single_turn(name: str, section: CommonConfig) -> Iterator[str]:
-    """Yield problems of settings that exclude preferences between single joint actions."""
+    """Yield problems of settings that need more than one turn: preferences compare single ones."""
     if section.num_turns != 1:
         yield (
             f"{name}.num_turns: {section.num_turns}; preferences compare single joint actions, so "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-# A key of ours → how TRL, verl, CleanRL and CoMLRL 1.4 name it. The last parts of keys.
+# Last part of a key → its names in TRL, verl, CleanRL and CoMLRL 1.4.
 SYNONYMS = {
     "learning_rate": "lr actor_lr learning_rate_actor agent_learning_rate policy_lr",
     "value_learning_rate": "critic_lr value_lr critic_learning_rate learning_rate_critic vf_lr",
@@ -73,7 +73,7 @@ SYNONYMS = {
     "reward_processor.shift": "reward_shift",
     "agent_devices": "devices",
 }
-# Keys and sections that are gone without a counterpart: what to do instead.
+# Removed keys and sections without a counterpart → what to do instead.
 REMOVED = {
     "parallel_training": "leave it out; several processes are started by torchrun",
     "reference_kl_enabled": "leave it out; kl_coef above 0 enables it",
@@ -99,18 +99,19 @@ WITHOUT_EFFECT = {
     "mlflow": None,
     "comparator": "reward",
     "train_agents": None,
-}  # values that files of older runs hold
-PAGE = "docs/migration.md"  # of keys that have changed
+}  # removed key → its value in files of older runs, which is ignored
+PAGE = "docs/migration.md"  # lists the changed keys
 
 
 def hint(key: str, keys: Sequence[str], algorithm: str) -> str:
     """Return a suggestion for an unknown key; "" if no key is similar.
 
-    The last part of the key counts, wherever it stands: first as a name of another library's, then
-    as one of ours. Of several keys of that name, one of the algorithm's section, else the nearest.
+    The last part of the key is looked up in all sections: first among removed keys, then among
+    valid keys, then among other libraries' names. If several keys match, those of the same section
+    come first, then those of the algorithm's section, then the most similar.
 
     Args:
-        keys: all dotted keys that there are.
+        keys: all valid dotted keys.
     """
     section, *parts = key.lower().split(".")
     within = [parts[0]] if parts and any(k.startswith(f"{section}.") for k in keys) else []
@@ -132,7 +133,7 @@ def hint(key: str, keys: Sequence[str], algorithm: str) -> str:
 
 
 def _named(name: str, keys: Sequence[str], algorithm: str) -> list[str]:
-    """Return the keys that have this last part, or else those that another library calls so."""
+    """Return the keys with this last part, or else those with this name in another library."""
     meant = {ours for ours, names in SYNONYMS.items() if name in names.split()}
     return [k for k in keys if _last(k) == name] or [
         k for k in keys if k in meant or (k.partition(".")[0] == algorithm and _last(k) in meant)

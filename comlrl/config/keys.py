@@ -1,7 +1,7 @@
 """Keys of the configuration: each field's default, description and range, in one place.
 
 A section is a frozen dataclass whose fields are made by ``key``. Its checks, its error messages
-and its table in ``docs/configuration.md`` are read from there, by ``keys_of``.
+and its table in ``docs/configuration.md`` are derived from the fields by ``keys_of``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS: dict[Any, str] = {
 
 
 class Range(NamedTuple):
-    """The numbers that a key may have; None: no bound."""
+    """The range of a numeric key; None: no bound."""
 
     at_least: float | None = None
     above: float | None = None
@@ -47,7 +47,7 @@ class Range(NamedTuple):
 class Unused(NamedTuple):
     """A reason why a key has no effect, and the condition under which it holds.
 
-    ``when`` takes the key's section and the whole configuration.
+    ``when`` is called with the key's section and the whole configuration.
     """
 
     reason: str
@@ -57,16 +57,17 @@ class Unused(NamedTuple):
 class Section:
     """A section of a configuration; a dataclass whose fields are made by ``key``."""
 
-    unused_if: ClassVar[tuple[Unused, ...]] = ()  # of all its keys
+    unused_if: ClassVar[tuple[Unused, ...]] = ()  # applies to all keys
 
 
 def key(
     default: Any, description: str = "", *, unused_if: tuple[Unused, ...] = (), **bounds: float
 ) -> Any:
-    """Make a field with its default, its description, when it has no effect, and its ``Range``.
+    """Make a field with a default, a description, the conditions under which it has no effect, and
+    a ``Range``.
 
-    A subclass that changes a default alone leaves the rest out: it is the parent's. Where several
-    conditions of ``unused_if`` hold, the first is reported.
+    A subclass that overrides only the default inherits the rest. If several conditions of
+    ``unused_if`` hold, the first is reported.
     """
     metadata = {
         "description": description,
@@ -99,12 +100,11 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """Return the values that it takes, for an error message."""
+        """Return the allowed values, for an error message."""
         return expected(self.annotation)
 
     def problem(self, value: Any) -> str | None:
-        """Explain what is wrong with the number that a key was given, and what to give; None:
-        nothing."""
+        """Explain why a number is out of range, and what to use instead; None if it is valid."""
         if self.range is None or isinstance(value, bool) or not isinstance(value, int | float):
             return None
         null = ", or null" if type(None) in self.members else ""
@@ -112,7 +112,7 @@ class Key:
 
 
 def keys_of(section: type) -> Mapping[str, Key]:
-    """Return the keys of a section's dataclass, inherited ones first, with what parents add."""
+    """Return the keys of a section's dataclass, inherited ones first, with inherited metadata."""
     return _keys_of(section)
 
 
@@ -139,21 +139,21 @@ def _keys_of(section: type) -> Mapping[str, Key]:
 
 
 def out_of_range(name: str, section: object) -> Iterator[str]:
-    """Yield a line for each number that its key cannot have; ``name``: the section's."""
+    """Yield an error line for each number out of its key's range; ``name``: the section's name."""
     for key in keys_of(type(section)).values():
         if (problem := key.problem(getattr(section, key.name))) is not None:
             yield f"{name}.{key.name}: {problem}"
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Return a union's members; any other annotation itself."""
+    """Return the members of a union; for any other annotation, the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
 def fits(value: Any, choice: Any) -> bool:
-    """Return whether a value is of one of an annotation's members."""
+    """Return whether a value has the type ``choice``, a member of an annotation."""
     if typing.get_origin(choice) is Literal:
         return any(type(value) is type(c) and value == c for c in typing.get_args(choice))
     kind = typing.get_origin(choice) or choice
@@ -163,7 +163,7 @@ def fits(value: Any, choice: Any) -> bool:
         return isinstance(value, int | float) and math.isfinite(value)
     if kind is not Any and kind in WORDS:
         return isinstance(value, list if kind is tuple else kind)
-    return True  # what it says is not for a configuration to judge
+    return True  # other types are not checked here
 
 
 def expected(annotation: Any) -> str:
@@ -177,7 +177,7 @@ def expected(annotation: Any) -> str:
 
 
 def in_words(annotation: Any, quote: str = "") -> list[str]:
-    """Return each member in plain words, choices one by one in ``quote``s."""
+    """Describe each member in words; literals are listed one by one, in ``quote`` characters."""
     words: list[str] = []
     for member in members(annotation):
         kind = typing.get_origin(member) or member
@@ -194,7 +194,7 @@ def in_words(annotation: Any, quote: str = "") -> list[str]:
 
 
 def in_yaml(value: Any) -> str:
-    """Return a plain value as YAML has it."""
+    """Return a scalar as YAML writes it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

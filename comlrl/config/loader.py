@@ -1,4 +1,4 @@
-"""YAML → older spellings → overrides → checks: the settings become a ``Config``."""
+"""Loading of a ``Config``: YAML, older spellings, overrides, then checks."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ VALUE_ALIASES: dict[str, dict[Any, str]] = {
 }
 
 
-OF_AGENT = {"sampling": RoleSampling, "lora": AgentLora, "api": ApiConfig}  # keys of an agent
+# Nested mappings in the settings of one agent.
+OF_AGENT = {"sampling": RoleSampling, "lora": AgentLora, "api": ApiConfig}
 
 
 @functools.cache
 def _defaults(sections: tuple[tuple[str, type], ...]) -> DictConfig:
-    """Build the defaults of all sections, by name. Cached, as building them takes longer than
-    all the rest."""
+    """Build the defaults of all sections, by name. Cached, as this dominates the time of loading
+    a configuration."""
     values = OmegaConf.create({name: OmegaConf.structured(cls) for name, cls in sections})
     for name, _ in sections:
         OmegaConf.set_readonly(values[name], False)
@@ -77,34 +78,34 @@ def _defaults(sections: tuple[tuple[str, type], ...]) -> DictConfig:
 
 
 class Loader:
-    """Collects settings of one algorithm in order and turns them into a Config."""
+    """Collector of one algorithm's settings, in order, that builds a Config from them."""
 
     def __init__(self, algorithm: str, sections: Mapping[str, type]) -> None:
-        """Set up the loader. ``sections``: algorithm sections by name, the algorithm's first."""
+        """Set up the loader. ``sections``: the algorithm's sections by name, its own first."""
         self.algorithm = algorithm
         self.algorithm_sections = dict(sections)
         self.sections: dict[str, type] = {**SECTIONS, **sections}
-        self.folder = Path.cwd()  # of the file that was read last
-        self.beside = self.folder  # where its paths are looked for
+        self.folder = Path.cwd()  # folder of the last file read
+        self.beside = self.folder  # folder against which its paths are resolved
         self.notices: list[str] = []
-        self.sources: dict[str, str] = {}  # key → source, of every key that was set
+        self.sources: dict[str, str] = {}  # key that was set → source
         self._values = copy.deepcopy(_defaults(tuple(self.sections.items())))
         self._root = OmegaConf.structured(Root)
-        self._present: set[str] = set()  # of OPTIONAL_SECTIONS
+        self._present: set[str] = set()  # enabled OPTIONAL_SECTIONS
         self._unknown: dict[str, Setting] = {}  # by key
         self.keys = [f"{s}.{name}" for s, cls in self.sections.items() for name in keys_of(cls)]
         self.keys += keys_of(Root)
 
     def read(self, path: str | Path) -> None:
-        """Take every key of a YAML file."""
+        """Set every key of a YAML file."""
         self.folder = self.beside = Path(os.path.abspath(path)).parent
         for key, value in self.leaves(load_yaml(path)):
             self.set(Setting(key, value, str(path)))
 
     def set(self, setting: Setting) -> None:
-        """Take one setting; a later one for the same key wins.
+        """Set one key; a later setting replaces an earlier one.
 
-        Raises UserError for a value of the wrong type. Unknown keys are collected for ``build``.
+        Raises UserError for a value of the wrong type. Unknown keys are reported by ``build``.
         """
         key = self._rename(setting)
         if key is None:
@@ -112,7 +113,7 @@ class Loader:
         where = f"{key} ({setting.source})"
         for text in check_values(setting.value, where):
             check_text(text, where)
-        is_text = key.partition(".")[0] == "prompts"  # an empty one is not a missing value
+        is_text = key.partition(".")[0] == "prompts"  # an empty prompt is not a missing value
         value = setting.value if is_text else normalise(setting.value)
         older = VALUE_ALIASES.get(key.rpartition(".")[2], {})
         if isinstance(value, str | bool | None) and value in older:
@@ -122,7 +123,7 @@ class Loader:
         if key == "reward_processor.shift" and value is None:  # older files: reward_shift: null
             value = 0.0
         if key in self.sections:
-            if isinstance(value, dict):  # a whole section as one override
+            if isinstance(value, dict):  # one override sets a whole section
                 for name, inner in value.items():
                     self.set(Setting(f"{key}.{name}", inner, setting.source))
                 if key in OPTIONAL_SECTIONS:
@@ -138,10 +139,9 @@ class Loader:
         self.sources[key] = setting.source
 
     def build(self) -> Config:
-        """Return the frozen object. Relations between keys are checked by ``Config.check``.
+        """Return the frozen configuration. ``Config.check`` checks relations between keys.
 
-        Raises UserError, naming all of them, for unknown keys, and for an override that refers to
-        one.
+        Raises UserError for unknown keys, naming them all, and for an override that refers to one.
         """
         self._refuse_unknown()
         try:
@@ -173,8 +173,8 @@ class Loader:
         )
 
     def _split_older_critic(self) -> None:
-        """Read ``critic: centralized`` alone as in older files, in which it meant three things:
-        values of turns, and the KL in the loss, as well."""
+        """Read ``critic: centralized`` without ``granularity`` as in older files, where it also
+        implied values per turn and the KL in the loss."""
         older = {"granularity": "turn", "kl_in": "loss"}
         meant = {key: value for key, value in older.items() if f"ppo.{key}" not in self.sources}
         section = self._values.get("ppo", {})
@@ -240,7 +240,7 @@ class Loader:
                 "mapping, {ROLE: {model: NAME}}"
             )
         if isinstance(value, float) and value.is_integer() and int in option.members:
-            value = int(value)  # 1e6 is a whole number to a person
+            value = int(value)  # accept 1e6 as an integer
         truth = option.members == (bool,)
         try:
             if isinstance(value, bool) != truth and (truth or int in option.members):
@@ -261,7 +261,7 @@ class Loader:
             )
 
     def _locate(self, key: str) -> tuple[Any, str] | None:
-        """Return the values that a key is in, and its name there; None: it is unknown."""
+        """Return the container of a key's value, and its name in it; None if the key is unknown."""
         section, _, name = key.partition(".")
         option = self._key(key)
         if option is None:
@@ -287,7 +287,7 @@ class Loader:
         raise UserError(text)
 
     def _key(self, key: str) -> Key | None:
-        """Return the key that a dotted name is of, or is an entry of; None if there is none."""
+        """Return the key that a dotted name refers to, itself or by an entry; None if unknown."""
         section, _, name = key.partition(".")
         if section in self.sections and name:
             return keys_of(self.sections[section]).get(name.partition(".")[0])
@@ -319,8 +319,8 @@ def share_common_keys(
 def end_by_steps(
     outer: str, sections: Mapping[str, CommonConfig], sources: Mapping[str, str]
 ) -> Mapping[str, CommonConfig]:
-    """Lift the default limit of one epoch where max_steps or max_env_steps is set, which decides
-    alone then, as in transformers' Trainer. Of several rounds each keeps its one pass.
+    """Remove the default limit of one epoch if max_steps or max_env_steps is set, as in
+    transformers' Trainer. With several rounds, each remains limited to one pass.
 
     ``outer``: the run's algorithm. ``sources``: key → where it was set.
     """
@@ -333,8 +333,8 @@ def end_by_steps(
 
 
 def _checked(name: str, values: Any, cls: type) -> Any:
-    """Return a ``cls`` of these settings. Raise UserError for what is no mapping, an unknown key or
-    another type."""
+    """Build a ``cls`` from a mapping. Raises UserError if it is not a mapping, or for an unknown
+    key or a wrong type."""
     keys = keys_of(cls)
     if values is not None and not isinstance(values, dict):
         raise UserError(f"{name}: {values!r} is not a mapping; write {name}.KEY=VALUE")
@@ -348,13 +348,13 @@ def _checked(name: str, values: Any, cls: type) -> Any:
 
 
 def _sampling(by_role: Any) -> dict[str, RoleSampling]:
-    """Return ``sampling`` with its values checked. Raise UserError."""
+    """Check ``sampling`` and return its settings by role. Raises UserError."""
     checked = {role: _checked(f"sampling.{role}", v, RoleSampling) for role, v in by_role.items()}
     return {role: sampling for role, sampling in checked.items() if by_role[role]}
 
 
 def _agents(value: Any) -> tuple[str, ...] | dict[str, AgentConfig] | None:
-    """Return ``agents`` with its values checked. Raise UserError."""
+    """Check ``agents`` and return its models or settings. Raises UserError."""
     if isinstance(value, DictConfig | ListConfig):
         value = OmegaConf.to_container(value, resolve=True)
     if isinstance(value, list):

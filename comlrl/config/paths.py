@@ -1,7 +1,7 @@
-"""Paths in a configuration: looked for beside the YAML file, then in the working directory.
+"""Paths in a configuration: resolved beside the YAML file, then in the working directory.
 
-Those of the command line are looked for in the working directory first, where a shell completes
-them. What is found is kept as an absolute path, so that a run's ``config.yaml`` holds anywhere.
+Paths on the command line are resolved in the working directory first, where a shell completes them.
+Existing paths are stored as absolute paths, so a run's ``config.yaml`` works from any directory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ KEYS = (
 
 
 def absolute(value: Any, folders: Sequence[Path]) -> Any:
-    """Make every path in a value of one of ``KEYS`` absolute that exists in one of the folders,
-    the first that has it; return anything else as it is."""
+    """Make the paths in a value of one of ``KEYS`` absolute, relative to the first folder in which
+    they exist; return anything else unchanged."""
     if isinstance(value, list):
         return [absolute(item, folders) for item in value]
-    if isinstance(value, dict):  # of ``agents``
+    if isinstance(value, dict):  # the key ``agents``
         return {
             key: absolute(item, folders)
             if key == "model" or (isinstance(item, dict) and key != "api")
@@ -40,9 +40,9 @@ def absolute(value: Any, folders: Sequence[Path]) -> Any:
 
 
 def searched(folder: Path) -> str:
-    """Describe the folders in which a path of a configuration was looked for.
+    """Describe the folders that were searched for a path of a configuration.
 
-    ``folder``: that of the YAML file.
+    ``folder``: the YAML file's folder.
     """
     here = Path.cwd()
     if folder == here:

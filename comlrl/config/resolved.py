@@ -1,6 +1,6 @@
-"""``Config``, the resolved configuration of one run, and the keys that all algorithms have.
+"""``Config``, the resolved configuration of one run, and the base of all algorithm sections.
 
-Both are frozen and typed, and check themselves: a section knows the whole that it is a part of.
+Both are frozen and typed, and check themselves; a section's check receives the whole ``Config``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Rounds(NamedTuple):
     """The candidate sampling of an algorithm that learns from preferences."""
 
     number: int
-    tasks: int | None  # of a round; None: all, divided among the rounds
-    candidates: int  # of each agent for a task
-    pairs: int | None  # of a task, at most; None: all
-    preferences: str | None  # read from there instead
+    tasks: int | None  # per round; None: all, divided among the rounds
+    candidates: int  # per agent and task
+    pairs: int | None  # maximum per task; None: all
+    preferences: str | None  # file from which preferences are read instead
 
 
 class Networks(NamedTuple):
-    """Sizes of the networks that distinguish agents of one policy, as their keys name them."""
+    """Settings of the networks that distinguish agents of one policy, named like their keys."""
 
     latent_dim: int
     latent_hidden: int
@@ -62,24 +62,23 @@ class CommonConfig(CommonKeys):
 
     @property
     def learns_by(self) -> str | None:
-        """Return the section of the algorithm that learns online in this one's place; None:
-        itself."""
+        """Return the section of the algorithm that runs the online stage; None: this one."""
         return None
 
     @property
     def online_advantage(self) -> Advantage | None:
-        """Return the advantage that ``learns_by`` takes whatever its section says; None: the
-        section's."""
+        """Return the advantage that replaces the one in the section of ``learns_by``; None:
+        unchanged."""
         return None
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy that training starts from is read."""
+        """Return whether training evaluates the initial policy."""
         return self.kl_coef > 0
 
     def leniency(self, progress: float) -> float:
-        """Return by how much a completion is credited with its best joint action, not with the
-        mean, at a progress of 0 to 1."""
+        """Return the weight λ of a completion's best joint action, against the mean, in its credit
+        at a progress from 0 to 1."""
         return 0.0
 
     @property
@@ -89,12 +88,12 @@ class CommonConfig(CommonKeys):
 
     @property
     def passes(self) -> int:
-        """Return the passes of the update over a step's samples."""
+        """Return the number of passes of the update over a step's samples."""
         return 1
 
     @property
     def baseline(self) -> Advantage | None:
-        """Return the baseline of returns; None: a critic's values, or no returns are compared."""
+        """Return the baseline of returns; None: a critic's values, or returns are not used."""
         return None
 
     @property
@@ -114,7 +113,7 @@ class CommonConfig(CommonKeys):
 
     @property
     def rounds(self) -> Rounds | None:
-        """Return the settings of candidates and pairs; None if there are none."""
+        """Return the settings of candidates and pairs; None without preferences."""
         return None
 
     @property
@@ -129,29 +128,29 @@ class CommonConfig(CommonKeys):
 
     @property
     def fitted_reward_model(self) -> Literal["head", "all"] | None:
-        """Return the weights of a reward model that the run trains; None: it trains no reward
+        """Return which weights of a reward model the run trains; None: it trains no reward
         model."""
         return None
 
     @property
     def other_models(self) -> Mapping[str, str]:
-        """Return the language models beside the agents' that its keys name."""
+        """Return the language models other than the agents', by the key that names them."""
         return {}
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Return the files and folders of earlier runs that its keys name."""
+        """Return the files and folders of earlier runs, by the key that names them."""
         return {}
 
     def with_advantage(self, advantage: Advantage | None) -> CommonConfig:
-        """Return the section with this advantage; None: unchanged."""
+        """Return the section with this advantage, or unchanged for None."""
         return self
 
     def problems(self, name: str, config: Config) -> Iterator[str]:
-        """Yield a line for each relation between keys that cannot work, the worst first.
+        """Yield an error line for each invalid combination of keys, the worst first.
 
         Args:
-            name: the section's name in ``config``, with which its keys begin.
+            name: the section's name in ``config``, the prefix of its keys.
         """
         weights = self.turn_gradient_weights
         if weights is not None and len(weights) != self.num_turns:
@@ -184,13 +183,13 @@ class CommonConfig(CommonKeys):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All that a run is configured by, and what several places work out of it."""
+    """The complete configuration of a run, and values derived from it."""
 
     algorithm: str
     domain: str
     prompts: Mapping[str, str]
     agent_model: AgentModelConfig
-    # one model name for each agent: separate models; or what is particular to agents, by role
+    # a tuple of model names, one per agent: separate models; or settings of single agents, by role
     agents: tuple[str, ...] | Mapping[str, AgentConfig] | None
     lora: LoraSection
     dataset: DatasetConfig
@@ -208,12 +207,12 @@ class Config:
     distributed: DistributedConfig
     evaluation: EvaluationConfig
     agent_devices: tuple[str, ...] | None
-    sampling: Mapping[str, RoleSampling]  # by role: how single agents sample
-    # the algorithm's section, and that of the algorithm that MARLHF learns by online
+    sampling: Mapping[str, RoleSampling]  # settings of single agents, by role
+    # the algorithm's section; with MARLHF also that of its online algorithm
     sections: Mapping[str, CommonConfig]
-    # of the file: the user's modules are looked for there
+    # folder in which the user's modules are looked up
     folder: Path = field(default_factory=Path.cwd, compare=False)
-    # of the file that was read: its paths are looked for there first
+    # folder of the file that was read; its paths are resolved here first
     beside: Path = field(default_factory=Path.cwd, compare=False)
 
     @property
@@ -223,24 +222,24 @@ class Config:
 
     @property
     def online_name(self) -> str:
-        """Return the name of the section that the online loop is built from."""
+        """Return the name of the section that configures the online loop."""
         return self.section.learns_by or self.algorithm
 
     @property
     def online(self) -> CommonConfig:
-        """Return the section that trains online: the algorithm's, or that of MARLHF's second
+        """Return the section of online training: the algorithm's, or that of MARLHF's online
         stage."""
         return self.sections[self.online_name].with_advantage(self.section.online_advantage)
 
     @property
     def other_models(self) -> Mapping[str, str]:
-        """Return the language models beside the agents', by the dotted keys that name them."""
+        """Return the language models other than the agents', by dotted key."""
         read = {self.algorithm: self.section, self.online_name: self.online}
         return {f"{n}.{key}": m for n, s in read.items() for key, m in s.other_models.items()}
 
     @property
     def agents_models(self) -> list[tuple[str, str]]:
-        """Return (key, name) of the models that the agents have."""
+        """Return (key, name) of the agents' models."""
         if isinstance(self.agents, tuple):
             return [("agents", name) for name in self.agents]
         entries = (self.agents or {}).items()
@@ -262,15 +261,15 @@ class Config:
 
     @property
     def team(self) -> tuple[AgentConfig, ...]:
-        """Return what each agent is configured by, its model filled in; whatever form ``agents``
-        has."""
+        """Return the settings of each agent, with its model filled in, for any form of
+        ``agents``."""
         agents = [AgentConfig()] * self.section.num_agents
         if isinstance(self.agents, tuple):
             agents = [AgentConfig(model=name) for name in self.agents]
         elif self.agents is not None and not self.section.one_policy:
-            agents = list(self.agents.values())  # of all agents, in order: ``with_roles``
+            agents = list(self.agents.values())  # complete and in order after ``with_roles``
         names = [a.model or self.agent_model.name for a in agents]
-        # what a service plays has the place of an agent here, whose model costs nothing more
+        # An agent played by a service gets a local agent's model, which costs no extra memory.
         local = next((n for n, a in zip(names, agents, strict=True) if a.api is None), names[0])
         return tuple(
             replace(a, model=local if a.api else n) for n, a in zip(names, agents, strict=True)
@@ -278,7 +277,7 @@ class Config:
 
     @property
     def loras(self) -> tuple[LoraSection, ...]:
-        """Return how the adapter of each agent is made."""
+        """Return the adapter settings of each agent."""
         changes = [{} if agent.lora is None else asdict(agent.lora) for agent in self.team]
         return tuple(
             replace(self.lora, **{key: value for key, value in of_agent.items() if value})
@@ -297,14 +296,14 @@ class Config:
 
     @property
     def role_sampling(self) -> Mapping[str, RoleSampling]:
-        """Return how the agents that sample otherwise than the rest do, by role."""
+        """Return the sampling settings of agents that differ from the others, by role."""
         entries = self.agents.items() if isinstance(self.agents, Mapping) else ()
         return {**self.sampling, **{role: a.sampling for role, a in entries if a.sampling}}
 
     def with_roles(self, roles: Sequence[str]) -> Config:
-        """Return the same with an entry of ``agents`` for every role, in their order.
+        """Return the configuration with an entry of ``agents`` for every role, in order.
 
-        Raises UserError for a role that there is not.
+        Raises UserError for an unknown role.
         """
         if not isinstance(self.agents, Mapping):
             return self
@@ -319,14 +318,14 @@ class Config:
 
     @property
     def keeps_final_model(self) -> bool:
-        """Return whether the run ends with ``final_model/``: adapters do, unless switched off."""
+        """Return whether the run writes ``final_model/``; by default only adapters are saved."""
         setting = self.output.save_final_model
         return self.lora.enabled if setting == "auto" else setting
 
     @property
     def no_weights(self) -> str | None:
-        """Return why a run will leave nothing that could be evaluated or trained further; None:
-        it will leave weights."""
+        """Return why the run will store no weights for evaluation or further training; None: it
+        will store weights."""
         section = self.section
         saves = section.eval_interval if section.save_steps is None else section.save_steps
         if self.keeps_final_model or self.output.save_best or saves:
@@ -337,10 +336,10 @@ class Config:
         return f"this run leaves no weights: {why}; set output.save_final_model=true to save them"
 
     def context_length(self, holds: int) -> int:
-        """Return the tokens of prompt and completion together: max_length, or less where the
-        models hold less.
+        """Return the limit of prompt and completion tokens together: max_length, or ``holds``, the
+        models' limit, if that is less.
 
-        Raises UserError where that leaves no room for a prompt.
+        Raises UserError if that leaves no room for a prompt.
         """
         limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
         named = [limit for limit in limits if limit is not None]
@@ -359,12 +358,12 @@ class Config:
         return self.reward_processor.shift if self.reward_processor.enabled else 0.0
 
     def check(self) -> None:
-        """Raise UserError for the first value out of its range or relation that cannot work."""
+        """Raise UserError for the first value out of range or invalid combination of keys."""
         for problem in self.problems():
             raise UserError(problem)
 
     def problems(self) -> Iterator[str]:
-        """Yield a line for each value out of its range, and each relation that cannot work."""
+        """Yield an error line for each value out of range and each invalid combination of keys."""
         sections = {name: self.sections[name] for name in (self.algorithm, self.online_name)}
         for name in SHARED:
             if (shared := getattr(self, name)) is not None:
@@ -440,7 +439,7 @@ class Config:
             )
 
     def _program_problems(self) -> Iterator[str]:
-        """Yield what an algorithm and its settings cannot be with a program."""
+        """Yield an error line for each setting that is invalid with a program."""
         program, name, section = self.program, self.algorithm, self.section
         if not program.replaces_turns:
             return
@@ -465,7 +464,7 @@ class Config:
             )
 
     def _api_problems(self, key: str, agent: AgentConfig) -> Iterator[str]:
-        """Yield what cannot work beside an agent that a service plays."""
+        """Yield an error line for each setting that is invalid if a service plays an agent."""
         yield from out_of_range(f"{key}.api", agent.api)
         for name in ("base_url", "model"):
             if getattr(agent.api, name) is None:
@@ -495,7 +494,7 @@ class Config:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of ``config.yaml``; reading it back gives an equal object."""
+        """Return the content of ``config.yaml``; loading it returns an equal object."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)

@@ -118,7 +118,7 @@ class LoraSection(Section):
 
     @property
     def effective_alpha(self) -> float:
-        """Return ``alpha``, or what null stands for."""
+        """Return ``alpha``, or its default of 2 r."""
         return 2 * self.r if self.alpha is None else self.alpha
 
 
@@ -139,7 +139,7 @@ class DatasetConfig(Section):
 
     @property
     def short_name(self) -> str:
-        """Return ``type``, or what the name ends with."""
+        """Return ``type``, or else the last part of the name."""
         return self.type or Path(self.name.replace(":", "/")).stem
 
 
@@ -253,7 +253,7 @@ class ProgramConfig(Section):
 
     @property
     def replaces_turns(self) -> bool:
-        """Return whether a program is the rollout."""
+        """Return whether a program plays the episodes."""
         return self.target is not None or self.command is not None
 
 
@@ -477,7 +477,7 @@ SECTIONS: dict[str, type] = {
     "distributed": DistributedConfig,
     "evaluation": EvaluationConfig,
 }
-OPTIONAL_SECTIONS = ("wandb", "trackio")  # off where a file has none of them
+OPTIONAL_SECTIONS = ("wandb", "trackio")  # off unless a file contains them
 
 
 @dataclass(kw_only=True)

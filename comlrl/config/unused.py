@@ -1,8 +1,8 @@
-"""Settings that have no effect where they stand.
+"""Settings that have no effect in a configuration.
 
-A key says so beside its default (``key(…, unused_if=…)``); the conditions that several keys share
-are here, and ``without_effect`` finds what a user has set in vain. What contradicts something else
-is refused instead, by the sections' ``problems``.
+Each key declares the conditions with its default (``key(…, unused_if=…)``); conditions shared by
+several keys are defined here, and ``without_effect`` finds the settings to report. Contradictory
+settings are refused instead, by the sections' ``problems``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from comlrl.config.keys import Section, Unused, keys_of
 
-# Conditions take a key's section and the whole configuration.
+# Conditions are called with the key's section and the whole configuration.
 SINGLE_TURN = Unused(
     "nothing follows a single turn",
     lambda _, c: c.online.num_turns == 1 and not c.program.replaces_turns,
@@ -39,7 +39,7 @@ CANCELS = Unused(
 
 
 def sampled_apart(name: str) -> Unused:
-    """Return the condition that ``sampling`` gives every agent a value of this key."""
+    """Return the condition that ``sampling`` sets this key for every agent."""
 
     def everywhere(_: Any, config: Any) -> bool:
         values = [getattr(role, name) for role in config.role_sampling.values()]
@@ -49,7 +49,7 @@ def sampled_apart(name: str) -> Unused:
 
 
 def overridden(name: str) -> tuple[Unused, ...]:
-    """Return the conditions under which no agent reads agent_model's value of this key."""
+    """Return the conditions under which no agent uses agent_model's value of this key."""
     taken = Unused(
         f"the algorithm's {name} is used",
         lambda _, c: getattr(c.section, name) is not None,
@@ -63,13 +63,13 @@ def without_effect(
     set_keys: Collection[str],
     unread: Mapping[str, str],
 ) -> list[str]:
-    """Return one line for each reason, with the settings that it holds for.
+    """Return one line for each reason, with the settings to which it applies.
 
     Args:
-        sections: all sections by name, as the run reads them.
-        set_keys: the dotted keys that a file, a flag or an override has set. Those that are set to
-            their default are not reported.
-        unread: dotted keys and sections that something else leaves unread, and why.
+        sections: all sections that the run uses, by name.
+        set_keys: the dotted keys that a file, a flag or an override has set. Keys set to their
+            default are not reported.
+        unread: dotted keys and sections that the run does not use → the reason.
     """
     reasons: dict[str, list[str]] = {}
     for name, section in sections.items():

@@ -1,4 +1,4 @@
-"""Values as YAML files and command lines write them, before any key is known."""
+"""Parsing and checking of values from YAML files and command lines, independent of their keys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.errors import UserError
 
-# Of an interpolation: what opens one (an odd number of backslashes escapes it), and a whole one
-# that names another key. Others call resolvers, such as oc.env: they read what is not in the file.
+# The start of an interpolation (an odd number of backslashes escapes it), and a complete reference
+# to another key. Other interpolations call resolvers such as oc.env, which read from elsewhere.
 OPENING = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 REFERENCE = re.compile(OPENING.pattern + r"\s*[\w.\[\]-]+\s*\}")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One dotted key with its value and where it was set."""
+    """A dotted key with its value and its source."""
 
     key: str
     value: Any
@@ -31,7 +31,7 @@ class Setting:
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML file's mapping, references to other keys resolved. Raise UserError naming the
+    """Read a YAML file's mapping and resolve references to other keys. Raises UserError, naming the
     file."""
     try:
         with open(path, encoding="utf-8") as file:  # before OmegaConf copies what aliases repeat
@@ -59,9 +59,9 @@ MAX_VALUES = 100_000  # in one setting, or in one file
 
 
 def check_values(value: Any, where: str) -> list[str]:
-    """Return the texts in a YAML value. Raises UserError for one that could not be copied, printed
-    or stored: it holds itself, repeats its aliases without measure, or has an integer of more than
-    64 bits."""
+    """Return the strings in a YAML value. Raises UserError for a value that cannot be copied,
+    printed or stored: it contains itself, expands to too many values through aliases, or has an
+    integer of more than 64 bits."""
     pending, count, texts = [value], 0, []
     while pending:
         item, count = pending.pop(), count + 1
@@ -82,15 +82,15 @@ def check_values(value: Any, where: str) -> list[str]:
 
 
 def check_text(text: str, where: str) -> None:
-    """Raise UserError for an interpolation that is not a reference to another key, and for bytes
-    of a command line that the locale cannot decode."""
+    """Raise UserError for an interpolation that is not a reference to another key, or for
+    command-line bytes that the locale cannot decode."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(
             f"{where}: {printed(text)} cannot be read in this locale; set PYTHONUTF8=1, or "
             "LC_ALL=C.UTF-8"
         )
     rest, more = text, 1
-    while more:  # a reference may have others in it
+    while more:  # references may be nested
         rest, more = REFERENCE.subn("x", rest)
     if OPENING.search(rest):
         raise UserError(
@@ -111,21 +111,21 @@ def printed(value: Any) -> str:
 def parse_override(item: str) -> Setting:
     """Read ``a.b=value`` or ``--a.b=value`` with a YAML or Python literal.
 
-    Raises UserError where there is no ``=``.
+    Raises UserError if there is no ``=``.
     """
     key, equals, text = item.removeprefix("--").partition("=")
     if not equals or not key.strip():
         raise UserError(f"--override: {item!r} is not `key=value`")
     key, text = key.strip(), text.strip()
-    value = text if key.startswith("prompts.") else parse_value(text)  # templates have braces
+    value = text if key.startswith("prompts.") else parse_value(text)  # templates contain braces
     return Setting(key, value, "--override")
 
 
 def parse_value(text: str) -> Any:
-    """Return a value as YAML 1.2 or Python would read it; otherwise the text itself."""
-    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6, which YAML 1.1 calls a string
+    """Parse a value as YAML 1.2 or as a Python literal, or else return the text itself."""
+    if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):  # 1e6 is a string in YAML 1.1
         return float(text)
-    if re.fullmatch(r"[+-]?0\d{1,99}", text):  # 010 is ten here, not octal eight
+    if re.fullmatch(r"[+-]?0\d{1,99}", text):  # read 010 as ten, not as octal eight
         return int(text)
     for read in (ast.literal_eval, yaml.safe_load):
         try:

@@ -1,1 +1,1 @@
-"""A run directory goes in; a page that opens without network, and figures, come out."""
+"""Reports on run directories: self-contained HTML pages, and figures."""

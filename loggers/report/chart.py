@@ -1,4 +1,4 @@
-"""A chart as data, which ``pictures.py`` draws."""
+"""Charts as data, for ``pictures.py`` to draw."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Literal
 import numpy as np
 
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, PINK, OLIVE, GREY = range(8)  # further lines are dashed
-MAX_POINTS = 300  # of a line; more are averaged in bins
+MAX_POINTS = 300  # per line; more are averaged in bins
 Kind = Literal["lines", "stacked", "change", "bars", "dots"]
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line; ``low_X``/``high_X`` are a band around it. The x-values of bars are their edges."""
+    """One line with an optional band ``low_X`` to ``high_X``. The x-values of bars are their
+    edges."""
 
     label: str
     xs_X: Sequence[float]
@@ -23,17 +24,17 @@ class Series:
     colour: int = 0
     low_X: Sequence[float] = ()
     high_X: Sequence[float] = ()
-    faint: bool = False  # raw values behind a smoothed line: not in legends
+    faint: bool = False  # raw values behind a smoothed line, not in legends
     dots: bool = False
-    opacity_X: Sequence[float] = ()  # of a chart of dots, 0 … 1
+    opacity_X: Sequence[float] = ()  # of dots, in [0, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """Series on common axes.
 
-    ``stacked``: areas on top of each other, negative values below zero; the series share their
-    x-values. ``change``: two series, before and after.
+    ``stacked``: stacked areas, negative values below zero; the series share their x-values.
+    ``change``: two series, before and after.
     """
 
     title: str
@@ -45,18 +46,18 @@ class Chart:
     wide: bool = False
     x_label: str = "environment steps"
     note: str = ""
-    shared_legend: bool = False  # the page has one for all of its charts
+    shared_legend: bool = False  # one legend for all charts of the page
 
     @property
     def legend(self) -> tuple[tuple[str, int], ...]:
-        """(label, colour) of each series; empty where one label would repeat the title."""
+        """Return (label, colour) of each series; empty if the only label would repeat the title."""
         shown = tuple((s.label, s.colour) for s in self.series if not s.faint)
         alone = self.kind == "lines" and len(shown) == 1 and not self.wide
         return () if alone or self.shared_legend or self.kind in ("change", "bars") else shown
 
 
 def thinned(series: Series) -> Series:
-    """Return a line of at most 300 points, the means of bins."""
+    """Return a line of at most ``MAX_POINTS`` points, by averaging in bins."""
     if len(series.xs_X) <= MAX_POINTS:
         return series
     lines = (series.xs_X, series.ys_X, series.low_X, series.high_X)
@@ -68,7 +69,7 @@ def thinned(series: Series) -> Series:
 
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean over ``window`` values around each; fewer at the ends."""
+    """Return the moving average over ``window`` values, fewer at the ends."""
     half = window // 2
     parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]

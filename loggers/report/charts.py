@@ -1,4 +1,4 @@
-"""A run → the charts of its report, section by section. A section without data is left out."""
+"""The charts of a run's report, by section. Sections without data are left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from comlrl.loggers.report.run_data import Run
 from comlrl.loggers.views.view import Metric, in_words, titled
 
 TURN = re.compile(r"^turn_(\d+)/(.+)$")
-ELSEWHERE = re.compile(  # shown in another section, or straight lines
+ELSEWHERE = re.compile(  # metrics shown in another section, or not worth a chart
     r"^(turn_\d+/|reward/|convention|time/|tasks$|joint_actions|tokens_per|tokens$|turns_mean"
     r"|peak_memory|step_seconds|training_step|tasks_seen|reward_model/accuracy$)"
 )
@@ -124,7 +124,7 @@ def _parts(run: Run) -> Section:
 
 
 def _conventions(run: Run) -> Section:
-    """Return a section on how each agent shares the work, if several conventions exist."""
+    """Return the section on which convention each agent follows, if several exist."""
     phase = "eval" if any(map(CONVENTION.match, run.names("eval"))) else "train"
     by_role: dict[str, list[str]] = {}
     kinds: dict[str, int] = {}
@@ -170,7 +170,7 @@ def _turns(run: Run) -> Section:
 
 
 def _behaviour(run: Run) -> Section:
-    """Return charts of the domain's measures, of lengths, and of what was cut or repeated."""
+    """Return charts of the domain's measures, of lengths, and of truncation and repetition."""
     if run.view.charts is None:
         metrics = (Metric(run.view.passed, "pass_rate"), *titled(None, run.all_names))
         charts = [chart for metric in metrics for chart in both_phases(run, metric)]
@@ -237,7 +237,7 @@ def _preferences(run: Run) -> Section:
 
 
 def _latents(run: Run) -> Section:
-    """Return SHPPO's latents on their two principal axes; later ones are more opaque."""
+    """Return charts of SHPPO's latents on their two principal axes; later ones are more opaque."""
     lines = [line for line in run.latents if len(line["mu"])]
     if len(lines) < 3:
         return Section("Latents", ())
@@ -263,7 +263,7 @@ def _latents(run: Run) -> Section:
 
 
 def _optimisation(run: Run) -> Section:
-    """Return charts of every other training metric, with the agents side by side."""
+    """Return charts of all other training metrics; a chart shows all agents together."""
     of_trees = {match[1] for name in run.names("train") if (match := OF_TURN.match(name))}
     bases: dict[str, None] = {}
     for name in run.names("train"):

@@ -1,4 +1,4 @@
-"""Several runs as one picture: seeds of the same setting averaged, settings side by side."""
+"""Comparison of several runs: seeds of one setting are averaged, settings shown side by side."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GRID = 100  # points of an averaged curve
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs that differ in nothing but the seed, under a name that distinguishes them."""
+    """Runs that differ only in the seed, and a name for their setting."""
 
     name: str
     runs: tuple[Run, ...]
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """``MAGRPO num_turns=2 (runs/a, runs/b, 3 more)``."""
+        """Return the name and runs, e.g. ``MAGRPO num_turns=2 (runs/a, runs/b, 3 more)``."""
         more = len(self.run_names) - 2
         shown = (*self.run_names[:2], *([f"{more} more"] if more > 0 else []))
         return f"{self.name} ({', '.join(shown)})"
@@ -50,8 +50,8 @@ def write_comparison(
 ) -> list[Path]:
     """Write ``comparison.html``, ``.png`` and ``.svg`` into a folder; return their paths.
 
-    ``labels``: names of the settings, in their order. Raises ReportError where they are more or
-    fewer than the settings.
+    ``labels``: names of the settings, in order. Raises ReportError if their number differs from
+    that of the settings.
     """
     groups = grouped(runs, labels)
     folder = Path(folder)
@@ -64,7 +64,7 @@ def write_comparison(
 
 
 def render(groups: Sequence[Group], folder: Path = Path()) -> str:
-    """Return the page in ``folder`` that compares groups of runs and links to their reports."""
+    """Return a page that compares groups of runs, with links relative to ``folder``."""
     count = sum(len(group.runs) for group in groups)
     note = (
         "Mean over seeds; where there is more than one, band: 95% bootstrap interval of that mean, "
@@ -86,21 +86,21 @@ def render(groups: Sequence[Group], folder: Path = Path()) -> str:
 
 
 def _links(group: Group, folder: Path) -> list[tuple[str, str]]:
-    """Return (name, path from the folder to its report; empty if it has none) of each run."""
+    """Return (name, path of the report relative to ``folder``, or "") of each run."""
     reports = [run.path / REPORT for run in group.runs]
     ways = [os.path.relpath(file, folder.resolve()) if file.is_file() else "" for file in reports]
     return list(zip(group.run_names, map(quote, ways), strict=True))
 
 
 def _shown(groups: Sequence[Group]) -> list[Metric]:
-    """Return reward and pass rate, then the metrics that the runs' domain views compare."""
+    """Return reward and pass rate, then the metrics that the domains' views select."""
     runs = [run for group in groups for run in group.runs]
     shares = [metric for run in runs for metric in titled(run.view.compared, run.all_names)]
     return list(dict.fromkeys([REWARD, _passed(groups), *shares]))
 
 
 def _passed(groups: Sequence[Group]) -> Metric:
-    """Return the pass rate, under its domain's name."""
+    """Return the pass rate under the domain's name for it."""
     words = {run.view.passed for group in groups for run in group.runs}
     word = words.pop() if len(words) == 1 else View().passed
     return Metric(word[:1].upper() + word[1:], "pass_rate")
@@ -109,9 +109,10 @@ def _passed(groups: Sequence[Group]) -> Metric:
 def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Group]:
     """Group the seeds of each setting, in the order of the runs; ``labels`` name the settings.
 
-    Seeds of one setting are runs of one algorithm, configuration and held-out data, each with its
-    own seed. A run without ``config.yaml`` forms its own group: its setting is unknown. A group is
-    named after its algorithm and the settings that distinguish it from others of that algorithm.
+    Runs belong to one setting if algorithm, configuration and held-out data are the same and their
+    seeds differ. A run without ``config.yaml`` forms its own group, as its setting is unknown. A
+    group is named after its algorithm and the settings that distinguish it from others of that
+    algorithm.
     Raises ReportError if there are not as many labels as settings.
     """
     members: list[tuple[str, list[Run]]] = []
@@ -131,7 +132,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
         raise ReportError(
             f"--labels: {len(names)} for {len(together)} settings; name each of: {listed}"
         )
-    count = Counter(run.path.name for run in runs)  # two of a name: with their folders' names
+    count = Counter(run.path.name for run in runs)  # repeated names: add the parent folder
 
     def run_name(path: Path) -> str:
         return path.name if count[path.name] == 1 else f"{path.parent.name}/{path.name}"
@@ -143,17 +144,17 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] | None = None) -> list[Gr
 
 
 def _setting(run: Run) -> str:
-    """Return everything that the seeds of one setting share, as text.
+    """Return a text that identifies a run's setting.
 
-    That is the algorithm, configuration (with domain, reward, prompts and mode), the user's own
-    modules, and the held-out data.
+    It contains the algorithm, the configuration (with domain, reward, prompts and mode), the user's
+    own modules, and the held-out data.
     """
     held_out = sorted({(s["task_id"], s["problem"]) for s in run.samples if s["phase"] == "eval"})
     return json.dumps([run.algorithm, _settings(run), held_out], sort_keys=True)
 
 
 def _name(run: Run, others: Sequence[Run]) -> str:
-    """Return ``MAGRPO num_turns=2``: the settings that other runs of the algorithm do not have."""
+    """Return the algorithm and the settings that other runs of it lack: ``MAGRPO num_turns=2``."""
     rivals = [_settings(other) for other in others if other.algorithm == run.algorithm]
     settings = _settings(run)
     keys = sorted(set().union(*rivals))
@@ -165,11 +166,11 @@ def _name(run: Run, others: Sequence[Run]) -> str:
 def curve(
     runs: Sequence[Run], phase: str, name: str, label: str = "", colour: int = 0
 ) -> Series | None:
-    """Return a metric averaged over runs if all of them have it, None if any never does.
+    """Return a metric averaged over runs, or None if a run lacks it.
 
-    Its band is the mean's 95% bootstrap interval. Runs are read off at common environment steps by
-    straight lines between their records. The reward of training is the task's also where a model's
-    score stood for it.
+    The band is the mean's 95% bootstrap interval. Runs are interpolated linearly at common
+    environment steps. The training reward is the task reward, even if training followed a reward
+    model's score.
     """
     task = "task_reward_mean" if (phase, name) == ("train", "reward_mean") else name
     lines = [run.series(phase, task if run.series(phase, task)[0] else name) for run in runs]
@@ -188,9 +189,9 @@ def curve(
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return the configuration as dotted keys, without those that may differ between seeds.
+    """Return the configuration as dotted keys, without keys that may differ between seeds.
 
-    The contents of the user's own modules are included.
+    Digests of the user's own modules are included.
     """
     shared = {key: value for key, value in run.config.items() if key not in NOT_SETTINGS}
     return _flat(shared) | {name: digest[:8] for name, digest in run.modules.items()}
@@ -205,7 +206,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def charts_of(groups: Sequence[Group]) -> dict[str, Chart]:
-    """Return the compared charts, by ``phase_metric``."""
+    """Return the comparison charts, keyed by ``phase_metric``."""
     return {
         f"{phase}_{metric.name.replace('/', '_')}": chart
         for metric in _shown(groups)
@@ -243,7 +244,7 @@ def _ceiling(groups: Sequence[Group]) -> float | None:
 
 
 def _table(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the last evaluation of each group: mean and interval over its seeds."""
+    """Return a table of each group's last evaluation: mean and interval over its seeds."""
     passed = _passed(groups).title.lower()
     rows = [["setting", "seeds", "reward before", "reward after", passed, "steps"]]
     for group in groups:
@@ -260,7 +261,7 @@ def _table(groups: Sequence[Group]) -> list[list[str]]:
                 f"{np.mean(steps):,.0f}" if steps else "–",
             ]
         )
-    if all(row[4] == "–" for row in rows[1:]):  # no reward here has a notion of passing
+    if all(row[4] == "–" for row in rows[1:]):  # no run has a pass criterion
         rows = [[*row[:4], *row[5:]] for row in rows]
     return rows
 
@@ -275,7 +276,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def _pictures(groups: Sequence[Group], paths: Sequence[Path]) -> None:
-    """Write the groups' reward and pass rate for a paper, from evaluation if there is any."""
+    """Draw the groups' reward and pass rate for a paper, from evaluations if there are any."""
     charts = charts_of(groups)
     phase = "eval" if "eval_reward_mean" in charts else "train"
     where = {"eval": "on held-out tasks", "train": "in training"}[phase]

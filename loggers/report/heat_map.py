@@ -1,4 +1,4 @@
-"""A matrix as a heat map."""
+"""Heat maps of matrices."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def write_heat_map(
     sides: tuple[str, str] = ("", ""),
     scale: tuple[float, float] | None = None,
 ) -> None:
-    """Write a picture: values in the cells, a dash where one is NaN.
+    """Write a heat map with the values in its cells, and a dash for NaN.
 
-    ``sides``: titles of the rows and of the columns. ``scale``: the ends of the colours; None: the
+    ``sides``: titles of the rows and of the columns. ``scale``: the range of the colours; None: the
     least and the greatest value.
     """
     low, high = scale or (float(np.nanmin(matrix)), float(np.nanmax(matrix)))

@@ -1,4 +1,4 @@
-"""A run → lines to be drawn: metrics over environment steps, smoothed, filled up, by agent."""
+"""Lines for the charts of a run: metrics over environment steps, optionally smoothed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AGENT = re.compile(r"^agent_(\d+)/(.+)$")
 
 
 def learning_series(run: Run) -> list[Series]:
-    """Return mean reward of training (raw, smoothed, with its spread) and of evaluation.
+    """Return the mean reward of training (raw, smoothed, with its spread) and of evaluation.
 
-    If training followed a model's score, return the task reward; if it has only preferences, that
-    of the labelled candidates. Neither has a logged spread.
+    If training followed a model's score, return the task reward; if it used only preferences, the
+    reward of the labelled candidates. No spread is logged for these two.
     """
     series = []
     names = ("task_reward_mean", "reward_mean", "preferences/reward_mean")
@@ -43,9 +43,10 @@ def learning_series(run: Run) -> list[Series]:
 
 
 def _margins(run: Run, count: int) -> list[float]:
-    """Return half the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty if unknown.
+    """Return half the width of the 95% interval of each evaluation's mean, 1.96 σ/√tasks; empty if
+    unknown.
 
-    The interval is too wide if tasks are answered several times (``eval_answers``).
+    It is overestimated if tasks are answered several times (``eval_answers``).
     """
     _, spread = run.series("eval", "reward_std")
     _, tasks = run.series("eval", "tasks")
@@ -62,10 +63,10 @@ def reward_ceiling(run: Run) -> float | None:
 def reward_range(
     series: Sequence[Series], ceiling: float | None
 ) -> tuple[float | None, float | None]:
-    """Return the range of the reward axis; an unknown upper end stays open.
+    """Return the range of the reward axis; None: no limit.
 
     It starts at 0, or below the lowest value if that is negative, and ends at the greatest possible
-    reward.
+    reward, if known.
     """
     if ceiling is None:
         return None, None
@@ -74,7 +75,7 @@ def reward_range(
 
 
 def is_share(name: str, values: Iterable[float]) -> bool:
-    """Return whether a metric is shown in percent."""
+    """Return whether a metric is a share, to be shown in percent."""
     return name.endswith(("_rate", "_share", "_fraction")) and all(0 <= v <= 1 for v in values)
 
 
@@ -86,7 +87,7 @@ def metric_chart(
     percent: bool = True,
     low: float | None = None,
 ) -> list[Chart]:
-    """Return one chart of the (label, metric) pairs; none if no metric has two points."""
+    """Return one chart of the (label, metric) pairs; [] if no metric has two points."""
     series = [
         Series(text or title, *smooth(run, phase, name), i) for i, (text, name) in enumerate(names)
     ]
@@ -97,7 +98,7 @@ def metric_chart(
 def both_phases(
     run: Run, metric: Metric, percent: bool | None = None, held_out: str = "held-out tasks"
 ) -> list[Chart]:
-    """Return a metric in training and evaluation; no chart if neither has two points."""
+    """Return one chart of a metric in training and evaluation; [] if neither has two points."""
     series = [
         Series(text, *smooth(run, phase, metric.name), i, dots=phase == "eval")
         for i, (text, phase) in enumerate((("training", "train"), (held_out, "eval")))
@@ -109,7 +110,7 @@ def both_phases(
 
 
 def of_agents(run: Run, base: str, phase: str = "train") -> list[tuple[str, str]]:
-    """Return (role, name) of a metric that each agent has."""
+    """Return (role, metric name) for each agent's version of a metric."""
     matches = [match for name in run.names(phase) if (match := AGENT.match(name))]
     return [(run.role(int(match[1])), match[0]) for match in matches if match[2] == base]
 
@@ -122,7 +123,7 @@ def smooth(run: Run, phase: str, name: str) -> tuple[list[float], list[float]]:
 def filled(
     run: Run, phase: str, name: str, smoothly: bool = False
 ) -> tuple[list[float], list[float]]:
-    """Return a share at every record of the phase; 0 if the record does not have it."""
+    """Return (environment steps, values) of a share at every record of the phase; 0 if missing."""
     records = [r for r in run.records if r["phase"] == phase]
     ys = [float(r["metrics"].get(name) or 0.0) for r in records]
     window = max(1, len(ys) // 20) if smoothly else 1

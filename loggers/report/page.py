@@ -1,4 +1,4 @@
-"""The template of all reports: one page with everything inside it."""
+"""The template of all reports: one self-contained page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def page(
     view: View | None = None,
     **values: Any,
 ) -> str:
-    """Fill the template; what a page does not have is left out.
+    """Fill in the template; parts without a value are left out.
 
-    ``view``: how the episodes of a run's domain are shown. ``values``: any of ``tiles``, ``key``,
-    ``episodes``, ``numbers``, ``config``, ``environment``, ``summary``, as the template reads them.
+    ``view``: the view that renders a run's episodes. ``values``: any of the template's variables
+    ``tiles``, ``key``, ``episodes``, ``numbers``, ``config``, ``environment``, ``summary``.
     """
     from comlrl.loggers.report.pictures import NARROW, WIDE, svg
 

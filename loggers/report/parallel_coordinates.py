@@ -1,4 +1,4 @@
-"""The points of a sweep as lines over parallel axes: its parameters, then the metric."""
+"""Parallel coordinates: a sweep's points as lines across axes of its parameters and metric."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_parallel_coordinates(
     metric_name: str,
     log: Collection[str] = (),
 ) -> None:
-    """Write a picture; a line's colour is its metric. ``log``: parameters on a log scale."""
+    """Write the picture; lines are coloured by metric. ``log``: parameters on a log scale."""
     columns = [(name, [point[name] for point in points]) for name in names]
     columns.append((metric_name, list(metric)))
     with rc_context(PAPER):
@@ -46,7 +46,8 @@ def write_parallel_coordinates(
 
 
 def _scale(column: Sequence[Any], log: bool) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return (height of each value in [0, 1], ticks); texts are spaced evenly, in numeric order."""
+    """Return (height of each value in [0, 1], ticks); strings are evenly spaced, in numeric
+    order."""
     if any(isinstance(value, str) for value in column):
         texts = sorted({str(value) for value in column}, key=_order)
         places = [float(texts.index(str(value))) for value in column]

@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib: as SVG text inside a page, as files for papers and READMEs."""
+"""Drawing of charts with matplotlib: as inline SVG for pages, as files for papers and READMEs."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from comlrl.loggers.report.chart import Chart, Series, thinned
 COLOURS = ("#2f6fde", "#dd6b20", "#1b9e77", "#8e4ec6", "#c99700", "#d6409f", "#6a8f1f", "#7b8794")
 STYLES = ("-", "--", ":", "-.")
 BETTER, WORSE, SAME = COLOURS[2], COLOURS[1], COLOURS[7]
-NARROW, WIDE, COLUMN = (3.5, 2.1), (9.6, 3.0), (3.4, 2.8)  # inches; the last one: of a paper
-LEFT, RIGHT, BOTTOM, TOP = 0.5, 0.12, 0.4, 0.15  # margins of a page's charts; inches
-LEGEND_LETTERS, LEGEND_LINE = 120, 0.17  # of a line of a common legend; inches
+NARROW, WIDE, COLUMN = (3.5, 2.1), (9.6, 3.0), (3.4, 2.8)  # inches; COLUMN: a paper's column
+LEFT, RIGHT, BOTTOM, TOP = 0.5, 0.12, 0.4, 0.15  # margins in pages, inches
+LEGEND_LETTERS, LEGEND_LINE = 120, 0.17  # shared legend: letters per line, line height in inches
 PAPER: dict[Any, Any] = {
     "axes.formatter.limits": (-3, 5),
     "font.size": 8,
     "grid.color": "#e1e6ec",
     "lines.linewidth": 1.2,
-    "pdf.fonttype": 42,  # letters stay letters
+    "pdf.fonttype": 42,  # embed fonts, so that text stays text
     "svg.fonttype": "none",
-    "svg.hashsalt": "comlrl",  # the same chart is the same file
-    "text.parse_math": False,  # names of runs and rewards may have dollars
+    "svg.hashsalt": "comlrl",  # makes files reproducible
+    "text.parse_math": False,  # names of runs and rewards may contain dollar signs
 }
 INK, FONT = "#5d6b7c", "DejaVu Sans"
 INKS = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 PAGE = PAPER | dict.fromkeys(INKS, INK)
 PAGE |= {"font.family": FONT, "xtick.bottom": False, "ytick.left": False}
-# The page's scheme sets these colours.
+# The page's colour scheme sets these.
 IN_PAGE = {INK: "var(--soft)", PAPER["grid.color"]: "var(--line)"}
 IN_PAGE |= {colour: f"var(--c{i})" for i, colour in enumerate(COLOURS, 1)}
 UNDATED: dict[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def svg(chart: Chart, size: tuple[float, float] = NARROW) -> str:
-    """Return a chart as SVG for a page, which has its title and legend and sets its colours.
+    """Return a chart as SVG for a page, which adds title and legend and sets the colours.
 
-    The marks of a setting have its number as ``data-s``.
+    The marks of each compared setting have its number as ``data-s``.
     """
     (width, height), drawn = size, io.StringIO()
-    with rc_context(PAGE | {"svg.hashsalt": f"{chart.title} {size}"}):  # no id twice on a page
+    with rc_context(PAGE | {"svg.hashsalt": f"{chart.title} {size}"}):  # unique ids on a page
         figure = Figure(figsize=size)
         figure.subplots_adjust(LEFT / width, BOTTOM / height, 1 - RIGHT / width, 1 - TOP / height)
         draw(figure.subplots(), chart)
@@ -70,13 +70,13 @@ def svg(chart: Chart, size: tuple[float, float] = NARROW) -> str:
 
 
 def _shortened(attribute: re.Match[str]) -> str:
-    """Return coordinates with a single decimal, on one line."""
+    """Return an attribute's coordinates with one decimal, on one line."""
     numbers = re.sub(r"(\.\d)\d+", r"\1", " ".join(attribute[2].split()))
     return f' {attribute[1]}="{numbers}"'
 
 
 def draw(axis: Axes, chart: Chart) -> None:
-    """Draw a chart, with a dotted line at the range's upper end, if any."""
+    """Draw a chart, with a dotted line at the upper end of its range, if any."""
     kinds = {"lines": _lines, "stacked": _areas, "change": _changes, "bars": _bars, "dots": _dots}
     kinds[chart.kind](axis, chart.series)
     low, high = chart.y_range
@@ -138,12 +138,12 @@ def _areas(axis: Axes, parts: Sequence[Series]) -> None:
             if signed.any():
                 look = {"color": colour, "alpha": 0.85, "linewidth": 0, "label": label}
                 axis.fill_between(part.xs_X, base, base + signed, **look)
-                label = ""  # once in the legend
+                label = ""  # one legend entry per part
             edges[sign] = base + signed
 
 
 def _changes(axis: Axes, series: Sequence[Series]) -> None:
-    """Draw a hollow dot before, a full one after, and a line between them."""
+    """Draw a hollow dot for before, a solid one for after, and a line between them."""
     before, after = series
     pairs = list(zip(before.ys_X, after.ys_X, strict=True))
     colours = [BETTER if new > old else WORSE if new < old else SAME for old, new in pairs]
@@ -167,8 +167,8 @@ def _dots(axis: Axes, groups: Sequence[Series]) -> None:
 
 
 def write_charts(charts: Sequence[Chart], *paths: Path, labels: Sequence[str] = ()) -> list[Path]:
-    """Write charts side by side, each as wide as a paper's column, into files of any of
-    matplotlib's formats. Each has its legend; with ``labels``, one has all of them."""
+    """Write charts side by side, each as wide as a paper's column, into files of any matplotlib
+    format. Each chart has its legend, or with ``labels`` all share one."""
     count = max(len(charts), 1)
     labels = ["\n".join(textwrap.wrap(label, LEGEND_LETTERS)) for label in labels]
     below = LEGEND_LINE * sum(1 + label.count("\n") for label in labels)

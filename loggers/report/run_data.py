@@ -1,4 +1,4 @@
-"""A run directory, read: everything that the report and the comparison show comes from here."""
+"""Reading of run directories, for the report and the comparison."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SCRIPT = re.compile(r"\btrain[_ ]([a-z]+)(\.py)?\b")
 
 
 NUMBER = (int, float)
-FIELDS: Mapping[str, Any] = {  # of a line, with the types of their values
+FIELDS: Mapping[str, Any] = {  # fields of a line and the types of their values
     "phase": str, "update": NUMBER, "task_id": str, "problem": str, "reward": NUMBER,
     "reward_task_mean": NUMBER, "roles_N": list, "completions_N": list,
 }  # fmt: skip
 
 
 class ReportError(UserError):
-    """A directory that is not a run's; one line says what is missing."""
+    """Raised for a directory that is not a valid run; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The contents of a run directory; missing files read as empty."""
+    """The contents of a run directory; fields of missing files are empty."""
 
     path: Path
     config: dict[str, Any]
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The agents' roles; empty if unknown."""
+        """Return the agents' roles; empty if unknown."""
         sampled = self.samples[0].get("roles_N", ()) if self.samples else ()
         return tuple(self.domain.get("roles") or sampled)
 
@@ -74,12 +74,13 @@ class Run:
 
     @property
     def reward_parts(self) -> list[str]:
-        """The terms of the reward, in order; empty if it has no parts."""
+        """Return the terms of the reward, in order; empty if it has no parts."""
         return [name[7:] for name in self.all_names if name.startswith("reward/")]
 
     @property
     def algorithm(self) -> str:
-        """From the summary; of a run that did not end, its command or the directory's name."""
+        """Return the algorithm from the summary; if the run did not end, from its command or the
+        directory's name."""
         script = SCRIPT.search(self.environment.get("command", ""))
         named = script[1] if script else self.path.name.split("_")[0]
         return self.summary.get("algorithm") or named
@@ -90,13 +91,13 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """False also where a finished run was resumed and has not ended again."""
+        """Return whether the run has ended; False if it was resumed and has not ended again."""
         return self.summary.get("env_steps", -1) >= self.env_steps
 
     def series(self, phase: str, name: str) -> tuple[list[float], list[float]]:
-        """Return (environment steps, values) of a metric, where it is present and finite.
+        """Return (environment steps, values) of a metric at records where it is finite.
 
-        A value beyond 1e100 counts as infinite: axes cannot show it.
+        Values beyond 1e100 count as infinite, as axes cannot show them.
         """
         pairs = [
             (float(record["step"]), float(record["metrics"][name]))
@@ -107,7 +108,7 @@ class Run:
         return [x for x, _ in shown], [y for _, y in shown]
 
     def names(self, phase: str) -> list[str]:
-        """Return every metric of a phase, in the order in which they were first logged."""
+        """Return all metric names of a phase, in the order in which they were first logged."""
         seen: dict[str, None] = {}
         for record in self.records:
             if record["phase"] == phase:
@@ -116,13 +117,13 @@ class Run:
 
     @property
     def all_names(self) -> list[str]:
-        """Every metric of both phases."""
+        """Return the metric names of both phases."""
         return list(dict.fromkeys((*self.names("train"), *self.names("eval"))))
 
     def passes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the samples of the first and the last evaluation; without any, of training.
+        """Return the samples of the first and the last evaluation; without any, those of training.
 
-        If there was only one pass, the first is empty.
+        If there was only one pass, the first list is empty.
         """
         for phase in ("eval", "train"):
             lines = [s for s in self.samples if s["phase"] == phase]
@@ -137,7 +138,7 @@ class Run:
 def read_run(path: str | Path) -> Run:
     """Read a run directory.
 
-    Raises ReportError where it has no ``metrics.jsonl`` or a file is damaged.
+    Raises ReportError if it has no ``metrics.jsonl`` or a file is damaged.
     """
     path = Path(path)
     if not (path / METRICS).is_file():
@@ -192,9 +193,9 @@ def _lines(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of ``samples.jsonl`` that are as ``sample`` writes them.
+    """Return the lines of ``samples.jsonl`` that have the format of ``sample``.
 
-    A notice tells of others, which a full disk, an editor or a merge has left there.
+    Other lines, e.g. left by a full disk, an editor or a merge, are reported in a notice.
     """
     lines = path.read_bytes().decode("utf-8", "replace").split("\n") if path.is_file() else []
     lines = [line for line in lines if line.strip()]

@@ -19,22 +19,22 @@ _FORMAT = HtmlFormatter(nowrap=True)
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One task's episode as the page shows it; ``before`` where it was sampled earlier too."""
+    """One task's episode for the page; ``before``: its sample in the first pass, if any."""
 
     sample: dict[str, Any]
     before: dict[str, Any] | None
-    answer: int = 1  # which one, where tasks are answered several times
+    answer: int = 1  # number of the answer, if tasks are answered several times
 
     @property
     def gain(self) -> float:
-        """Reward since the first evaluation; 0 where there is nothing to compare with."""
+        """Return the change in reward since the first pass; 0 without an earlier sample."""
         if self.before is None:
             return 0.0
         return self.sample["reward_task_mean"] - self.before["reward_task_mean"]
 
     @property
     def passed(self) -> bool | None:
-        """None where the reward has no notion of it."""
+        """Return whether the episode passed; None if the reward has no pass criterion."""
         return self.sample.get("passed")
 
     @property
@@ -44,7 +44,7 @@ class Episode:
 
 
 def episodes(run: Run) -> list[Episode]:
-    """Return all of the last evaluation (or training), those that gained most first."""
+    """Return the episodes of the last evaluation (or training), largest gains first."""
     first, last = run.passes()
     before = dict(_numbered(first))
     pairs = [Episode(sample, before.get(key), key[1]) for key, sample in _numbered(last)]
@@ -52,7 +52,7 @@ def episodes(run: Run) -> list[Episode]:
 
 
 def _numbered(samples: Sequence[dict[str, Any]]) -> Iterator[tuple[tuple[str, int], Any]]:
-    """Yield ((task, 1, 2, … of its answers), sample)."""
+    """Yield ((task, number of the answer from 1), sample)."""
     seen: Counter[str] = Counter()
     for sample in samples:
         seen[sample["task_id"]] += 1

@@ -1,4 +1,4 @@
-"""A run as one page to look at."""
+"""The report page of one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from comlrl.run_files import REPORT
 
 
 def write_report(run_dir: str | Path) -> Run:
-    """Write ``report.html`` and ``curves.png`` from what lies in the run directory; return that.
+    """Write ``report.html`` and ``curves.png`` into a run directory; return the run as read.
 
-    Raises ReportError where that is not a run's.
+    Raises ReportError if it is not a valid run.
     """
     from comlrl.loggers.report.pictures import write_charts
 
     run = read_run(run_dir)
-    # What other programs have put into the folder, and its own name, may hold lone surrogates.
+    # The folder's name, and files from other programs, may contain lone surrogates.
     with damaged(run.path):
         replace(run.path / REPORT, render(run).encode("utf-8", "replace"))
         write_charts(list(figures(run).values()), run.path / "curves.png")
@@ -30,9 +30,9 @@ def write_report(run_dir: str | Path) -> Run:
 
 
 def learned(run: Run) -> str:
-    """Return what the first and the last evaluation say, in words; empty without two of them.
+    """Compare the first and the last evaluation in words; empty without two evaluations.
 
-    The reward rose or fell where the 95% intervals of the two means have no common point.
+    The reward counts as changed if the 95% intervals of the two means do not overlap.
     """
     lines = [line for line in learning_series(run) if line.dots and len(line.ys_X) > 1]
     if not lines:
@@ -55,7 +55,7 @@ def learned(run: Run) -> str:
 
 
 def render(run: Run) -> str:
-    """Return the page of one run: HTML with everything inside it."""
+    """Return the page of one run as self-contained HTML."""
     return page(
         title=run.path.name,
         subtitle=_subtitle(run),
@@ -85,7 +85,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    """Return (label, value, source) of the numbers that a reader wants first."""
+    """Return (label, value, source) of the headline numbers."""
     tiles = []
     _, rewards = run.series("eval", "reward_mean")
     ceiling = reward_ceiling(run)

@@ -1,4 +1,4 @@
-"""The view of a domain's runs, by the domain's name in ``domain.json``."""
+"""Lookup of a domain's view by the name in ``domain.json``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from comlrl.loggers.views.view import View
 
 
 def view_of(domain: str | None) -> View:
-    """Return a domain's view, or the default view, which shows all its measures."""
+    """Return a domain's view, or the default view, which shows all measures."""
     if domain == "code":
         from comlrl.loggers.views.code import CODE
 

@@ -32,7 +32,7 @@ def python(text: str) -> Markup:
 
 
 def _coloured(code: str) -> Markup:
-    # Pygments takes time quadratic in a run of white space, so lines lose theirs at the end.
+    # Strip trailing white space, as Pygments takes quadratic time in the length of a run of it.
     code = "\n".join(line.rstrip() for line in code.split("\n"))
     return Markup(highlight(code, PythonLexer(stripnl=False, ensurenl=False), _FORMAT))
 
@@ -48,7 +48,7 @@ def tests_passed(sample: Mapping[str, Any]) -> str:
     return f"tests {sum(o['passed'] for o in outcomes)}/{len(outcomes)}"
 
 
-# Of the solved programs, those that fail without an agent's part; agents in their order, main last.
+# The share of solved programs that fail without an agent's part, by agent; main is last.
 NEEDED = tuple(Metric(f"agent {i} needed", f"agent_{i}/needed_rate") for i in range(6))
 
 CODE = View(

@@ -1,4 +1,4 @@
-"""Views of a domain's runs, in console, tables, pictures, report and model card."""
+"""Views: how console, tables, pictures, report and model card show a domain's runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from comlrl.evaluation.metrics import measures
 
 
 class Metric(NamedTuple):
-    """A metric under the name that a reader sees."""
+    """A metric and the title under which it is shown."""
 
     title: str
     name: str
@@ -20,7 +20,7 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """One chart: a line for each metric that a run has."""
+    """One chart, with a line for each listed metric that a run has."""
 
     title: str
     metrics: tuple[Metric, ...]
@@ -29,7 +29,7 @@ class Lines:
 
 
 def plain(text: str) -> Markup:
-    """Return an agent's text as HTML, unchanged."""
+    """Escape an agent's text for HTML."""
     return escape(text)
 
 
@@ -40,13 +40,13 @@ def judged(sample: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A domain's terms and measures. Where measures are None, all of a run's are shown."""
+    """A domain's terms and measures. If a field of measures is None, all of them are shown."""
 
     passed: str = "passed"  # title of the pass rate
-    outcome: str = "outcome"  # what a reader chooses episodes by, where they can pass
-    judged: Callable[[Mapping[str, Any]], str] = judged  # a sample's chip
-    text: Callable[[str], Markup] = plain  # what agents read and write, as HTML
-    facts: str = "plain_facts.html"  # template: macros ``style`` and ``facts``, of a sample
+    outcome: str = "outcome"  # label of the episode filter, if episodes can pass
+    judged: Callable[[Mapping[str, Any]], str] = judged  # label of a sample
+    text: Callable[[str], Markup] = plain  # renders agents' texts as HTML
+    facts: str = "plain_facts.html"  # template with the macros ``style`` and ``facts``
     console: tuple[tuple[str, str, str], ...] = ()  # (heading, metric, format)
     samples: tuple[tuple[str, Callable[[Mapping[str, Any]], Any]], ...] = (  # columns in W&B
         ("outcome", judged),
@@ -55,22 +55,22 @@ class View:
     note: str = "Means over joint actions."  # above the charts
     agreement: str = "Which way of sharing the work each agent follows."  # above the conventions
     curves: tuple[str, tuple[Metric, ...] | None] = ("Shares of joint actions", None)
-    compared: tuple[Metric, ...] | None = None  # shares
-    tables: tuple[str, ...] | None = None  # of evaluations and model cards
-    crossed: tuple[str, ...] | None = None  # in cross-play
+    compared: tuple[Metric, ...] | None = None  # shares in comparisons of runs
+    tables: tuple[str, ...] | None = None  # measures in evaluation tables and model cards
+    crossed: tuple[str, ...] | None = None  # measures in cross-play
     work: str = "work together"  # model card: agents that …
     caution: str = ""
     tags: tuple[str, ...] = ()
 
 
 def listed(metrics: Iterable[str] | None, names: Iterable[str]) -> list[str]:
-    """Return those of a view's metrics that exist; for any domain, all measures."""
+    """Return the view's metrics that occur in ``names``; None: all measures."""
     there = dict.fromkeys(names)
     return [name for name in (measures(there) if metrics is None else metrics) if name in there]
 
 
 def titled(metrics: Iterable[Metric] | None, names: Iterable[str]) -> list[Metric]:
-    """Return the listed metrics with their titles."""
+    """Return the metrics that occur in ``names``, with titles; None: all measures."""
     there = dict.fromkeys(names)
     if metrics is None:
         return [Metric(in_words(name), name) for name in measures(there)]
@@ -78,5 +78,5 @@ def titled(metrics: Iterable[Metric] | None, names: Iterable[str]) -> list[Metri
 
 
 def in_words(name: str) -> str:
-    """Return ``pairs: first share`` for ``pairs/first_share``."""
+    """Convert a metric's name to words: ``pairs: first share`` for ``pairs/first_share``."""
     return name.replace("_", " ").replace("/", ": ")

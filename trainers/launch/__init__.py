@@ -1,4 +1,4 @@
-"""The composition root: a command line goes in, an assembled run comes out and is run.
+"""The composition root: assembles a run from the command line and executes it.
 
-The one place that knows every room.
+Only this package imports all others.
 """

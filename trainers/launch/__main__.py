@@ -1,6 +1,6 @@
 """``comlrl``, the installed command; ``python -m comlrl.trainers.launch`` is the same.
 
-What a command needs is imported when it is called.
+Each command imports its dependencies only when it is called.
 """
 
 from __future__ import annotations

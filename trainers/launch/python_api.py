@@ -1,4 +1,4 @@
-"""``comlrl.train`` and ``comlrl.evaluate``: runs from Python, by the path of the commands."""
+"""``comlrl.train`` and ``comlrl.evaluate``: the Python API, on the code path of the commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from comlrl.types import Reward, Score, Task
 if TYPE_CHECKING:
     from comlrl.programs.program import Play
 
-PYTHON = {  # in messages, options of the commands → arguments
+PYTHON = {  # command-line options in messages → Python arguments
     "add --resume-force": 'pass resume="force"', "add --resume": "pass resume=True",
     "--resume-force": 'resume="force"', "--resume": "resume=True", "--override": "overrides",
     "--config": "config", "--k": "k",
@@ -54,7 +54,7 @@ PYTHON = {  # in messages, options of the commands → arguments
 
 @dataclass(frozen=True)
 class Report:
-    """The page of a run, shown by a notebook."""
+    """The report page of a run, which a notebook displays."""
 
     path: Path
 
@@ -72,13 +72,12 @@ class Run:
     """A finished or interrupted run."""
 
     path: Path
-    passed: tuple[Target, ...] = field(default=(), repr=False)  # what was passed as an object
+    passed: tuple[Target, ...] = field(default=(), repr=False)  # keys set to Python objects
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Return a record for each logged step and evaluation: ``phase`` ("train" or "eval"),
-        ``step`` (environment steps), and the metrics by name, as ``pandas.DataFrame`` takes
-        them."""
+        """Return one record per logged step and evaluation, suitable for ``pandas.DataFrame``:
+        ``phase`` ("train" or "eval"), ``step`` (environment steps), and the metrics by name."""
         return [
             {key: value for key, value in record.items() if key != "metrics"} | record["metrics"]
             for record in read_lines(self.path / METRICS)
@@ -86,7 +85,8 @@ class Run:
 
     @property
     def report(self) -> Report:
-        """Return the run's page; ``run.report.open()`` shows it in a browser."""
+        """Return the run's report, written first if missing; ``run.report.open()`` shows it in a
+        browser."""
         if not (self.path / REPORT).exists():
             from comlrl.loggers.report.write import write_report
 
@@ -94,8 +94,8 @@ class Run:
         return Report(self.path / REPORT)
 
     def model(self, role: str) -> Any:
-        """Load an agent's model on the CPU: a ``peft.PeftModel``, or a transformers model where
-        all weights were trained. Raises UserError for an unknown role, or a run without models."""
+        """Load an agent's model on the CPU: a ``peft.PeftModel``, or a transformers model if all
+        weights were trained. Raises UserError for an unknown role or a run without models."""
         from peft import PeftModel
 
         from comlrl.models.pretrained import load_model
@@ -130,24 +130,24 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     resume: bool | Literal["force"] = False,
 ) -> Run:
-    """Train a team, and return its run.
+    """Train a team and return its run.
 
     Args:
         algorithm: "magrpo", "grpo", "madpo", "marlhf", "ppo" or "shppo".
-        tasks: rows, texts (rows with a ``prompt``) or a ``datasets.Dataset``; of several splits,
-            a mapping such as ``{"train": …, "eval": …}``. A text: as ``dataset.name``.
-        agents: role → template, with the rows' columns in braces.
+        tasks: rows, texts (rows with only a ``prompt``) or a ``datasets.Dataset``; for several
+            splits, a mapping such as ``{"train": …, "eval": …}``. A string: as ``dataset.name``.
+        agents: role → prompt template, with the rows' columns in braces.
         reward: called as ``reward(task, answers)`` with the ``Task`` and role → answer; returns a
             number or a ``Score``. Or a ``Reward`` class.
-        program: an async function ``play(task, agents)``, which plays the episodes.
+        program: an async function ``play(task, agents)`` that plays one episode.
         model: as ``agent_model.name``.
         config: a YAML file, or a shipped one by name, which the other arguments override.
-        overrides: dotted keys of docs/configuration.md → values; they win.
-        resume: continue from the newest checkpoint. "force": even where settings, rows or functions
+        overrides: dotted keys of docs/configuration.md → values; they take precedence.
+        resume: continue from the newest checkpoint. "force": even if settings, rows or functions
             have changed.
 
     Raises:
-        UserError: for what the command line would refuse, and where a passed function fails.
+        UserError: for anything that the command line would refuse, and if a passed function fails.
         KeyboardInterrupt: after Ctrl-C, once a checkpoint is saved.
     """
     if algorithm not in SECTIONS:
@@ -186,18 +186,18 @@ def evaluate(
     greedy: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a run's team, and return what its JSON file holds: ``metrics`` (with ``pass@k``),
+    """Evaluate a run's team and return the content of its JSON file: ``metrics`` (with ``pass@k``),
     their 95 % ``intervals``, ``budget`` and ``per_task``.
 
     Args:
-        run: a run, or the folder of one whose task and reward are named in its ``config.yaml``.
-        k: one k of pass@k, or several.
+        run: a run, or the folder of a run whose ``config.yaml`` names its tasks and reward.
+        k: one or several values of k for pass@k.
         tasks: rows; None: those of ``dataset.eval_split``.
-        samples: answers to each task; None: the largest k.
-        greedy: take the likeliest tokens.
+        samples: answers per task; None: the largest k.
+        greedy: use greedy decoding.
         overrides: dotted keys → values.
 
-    Raises UserError for what the command line would refuse.
+    Raises UserError for anything that the command line would refuse.
     """
     passed = run.passed if isinstance(run, Run) else ()
     settings: dict[str, Any] = {}
@@ -219,7 +219,7 @@ def evaluate(
 def _passed(
     algorithm: str, tasks: Any, agents: Any, reward: Any, program: Any
 ) -> tuple[tuple[Target, ...], dict[str, Any]]:
-    """Return the objects, and the settings that stand for them."""
+    """Return the passed objects, and the settings that refer to them."""
     passed: list[Target] = []
     settings: dict[str, Any] = {}
     splits = None
@@ -250,8 +250,8 @@ def _passed(
 
 
 def _settings(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> list[Setting]:
-    """Return settings with values as YAML has them: a path is a text, and a NumPy number is a
-    number. ``overrides`` win."""
+    """Return settings with values that YAML can express: paths as strings, NumPy numbers as Python
+    numbers. ``overrides`` take precedence."""
     plain = {
         key: str(value) if isinstance(value, Path) else getattr(value, "item", lambda v=value: v)()
         for key, value in (overrides or {}).items()
@@ -261,7 +261,7 @@ def _settings(settings: Mapping[str, Any], overrides: Mapping[str, Any] | None) 
 
 @contextmanager
 def _as_user_errors() -> Iterator[None]:
-    """Raise errors of the user's or the disk's as UserError, in the words of Python's callers."""
+    """Convert errors of the user or the disk to UserError, naming arguments instead of options."""
     try:
         yield
     except Interrupted as interrupted:

@@ -1,4 +1,4 @@
-"""Objects that Python code passes in place of names: rows, templates, functions."""
+"""Objects that Python code passes instead of names: rows, templates, functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from comlrl.errors import UserError
 from comlrl.tasks.prompts import PREFILL, REVISION, STYLE, SYSTEM
 from comlrl.types import Domain, JointAction, Reward, Score, Task
 
-FIELD = re.compile(r"(?<!\{)\{(\w+)")  # of a template, the name in braces
+FIELD = re.compile(r"(?<!\{)\{(\w+)")  # a name in braces in a template
 Rows = Iterable[Mapping[str, Any] | str]  # also a datasets.Dataset
 
 
 class FunctionReward(Reward):
-    """A reward made of a function of a task and the agents' answers by role."""
+    """A reward computed by a function of a task and the agents' answers by role."""
 
     function: Callable[[Task, Mapping[str, str]], float | Score] | None = None
     roles: tuple[str, ...] = ()
@@ -34,12 +34,13 @@ class FunctionReward(Reward):
 
 
 class TemplateDomain(Domain):
-    """The work of agents with a template each, about rows whose columns fill the templates."""
+    """A domain whose agents each have a prompt template, filled in from the columns of a row."""
 
     reward = FunctionReward
 
     def __init__(self, templates: Mapping[str, str], columns: Iterable[str] | None) -> None:
-        """Set the templates. ``columns``: of the rows; None: not known before they are loaded."""
+        """Set the templates. ``columns``: the rows' columns; None: unknown until they are
+        loaded."""
         named = [name for text in templates.values() for name in FIELD.findall(text)]
         self.by_role = dict(templates)
         self.fields = tuple(dict.fromkeys(named if columns is None else columns))
@@ -69,7 +70,7 @@ class TemplateDomain(Domain):
 
 
 def task_splits(tasks: Any) -> dict[str, Any]:
-    """Return rows by split: those of a mapping, or all as ``train``. Raises UserError."""
+    """Return rows by split: a mapping's splits, or all rows as ``train``. Raises UserError."""
     splits = tasks if isinstance(tasks, Mapping) else {"train": tasks}
     return {name: _rows(rows) for name, rows in splits.items()}
 
@@ -90,7 +91,7 @@ def _rows(tasks: Any) -> Any:
 
 
 def columns_of(splits: Mapping[str, Any]) -> list[str]:
-    """Return the names of the columns that any row has."""
+    """Return the names of all columns that occur in any row."""
     listed = [
         rows.column_names if hasattr(rows, "column_names") else [n for row in rows for n in row]
         for rows in splits.values()
@@ -99,7 +100,7 @@ def columns_of(splits: Mapping[str, Any]) -> list[str]:
 
 
 def check_roles(agents: Mapping[str, str]) -> None:
-    """Raise UserError for roles that cannot be keys of ``prompts``, and templates without text."""
+    """Raise UserError for roles that cannot be keys of ``prompts``, and for empty templates."""
     if not isinstance(agents, Mapping) or not agents:
         raise UserError(f"agents: {agents!r}; pass a mapping from each role to its template")
     for role, template in agents.items():
@@ -112,7 +113,7 @@ def check_roles(agents: Mapping[str, str]) -> None:
 
 
 def rows_target(splits: Mapping[str, Any]) -> Target:
-    """Return rows as the value of ``dataset.name``, with their digest as that of a file."""
+    """Return rows as the value of ``dataset.name``, with a digest like that of a file."""
     content = "".join(
         f"{name}: {getattr(rows, '_fingerprint', None) or repr(rows)}"
         for name, rows in splits.items()
@@ -131,14 +132,14 @@ def reward_target(reward: Any) -> Target:
             inspect.signature(reward).bind("task", "answers")
         except TypeError as error:
             raise UserError(f"reward: it is not called as reward(task, answers): {error}") from None
-        except ValueError:  # written in another language
+        except ValueError:  # a built-in has no signature
             pass
         made = type("reward", (FunctionReward,), {"function": staticmethod(reward)})
     return Target("reward.target", FROM_PYTHON, made, sources_of("reward", reward))
 
 
 def sources_of(key: str, passed: Any) -> tuple[Source, ...]:
-    """Return the text of a function or class, whose digest a resumed run compares."""
+    """Return the source text of a function or class; a resumed run compares its digest."""
     try:
         file, text = inspect.getsourcefile(passed), inspect.getsource(passed)
     except (OSError, TypeError):  # typed into an interpreter, or not Python

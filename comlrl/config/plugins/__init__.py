@@ -1,1 +1,1 @@
-"""Users' own modules: found, imported, checked, and kept with the run."""
+"""Users' own modules: importing, checking, and storing them with the run."""

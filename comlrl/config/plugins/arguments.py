@@ -1,4 +1,4 @@
-"""A class, called with what the configuration gives it: checked by its own signature."""
+"""Checks of the arguments that a configuration passes to a class, by the class's signature."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def keywords(
     offered: Mapping[str, Any],
     section: str,
 ) -> dict[str, Any]:
-    """Return ``arguments``, and what is ``offered`` to parameters of its names.
+    """Return ``arguments``, and the ``offered`` values for which ``cls`` has a parameter.
 
     Args:
-        cls: a class, or what makes an object.
-        key: the key that holds the arguments, e.g. "reward.arguments".
-        offered: values by parameter; those that ``cls`` does not name are left out.
-        section: the section that holds the offered ones, e.g. "sandbox".
+        cls: a class or factory.
+        key: the key that contains the arguments, e.g. "reward.arguments".
+        offered: values by parameter name; names that ``cls`` lacks are left out.
+        section: the section of the offered values, e.g. "sandbox".
 
-    Raises UserError, naming ``key`` and argument, for one that is unknown, missing or of
-    another type than its annotation says.
+    Raises UserError, naming ``key`` and argument, for an argument that is unknown, missing, set in
+    ``section``, or does not match its annotation.
     """
     parameters = _parameters(cls)
     named = {name: value for name, value in offered.items() if name in parameters}
@@ -51,16 +51,15 @@ def keywords(
 
 
 def _parameters(cls: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters that can be given by name, with their annotations resolved where
-    possible."""
+    """Return the parameters that can be passed by name, with resolved annotations if possible."""
     try:
         signature = inspect.signature(cls)
-    except ValueError:  # written in another language
+    except ValueError:  # built-ins may have no signature
         return {}
     try:
         made_by: Any = cls.__init__ if isinstance(cls, type) else cls  # type: ignore[misc]
         hints = typing.get_type_hints(made_by)
-    except Exception:  # names that exist under TYPE_CHECKING alone; then nothing is known
+    except Exception:  # names imported under TYPE_CHECKING only
         hints = {}
     return {
         name: parameter.replace(annotation=hints.get(name, Any))

@@ -1,7 +1,7 @@
-"""The user's own modules: those beside a YAML file, and the digests of their files.
+"""The user's own modules: import from beside a YAML file, and digests of their files.
 
-While a module is imported its folder comes first on ``sys.path``, and last afterwards. Modules of
-another folder are forgotten then, so that two runs may have modules of one name.
+The folder is first on ``sys.path`` during an import, and last afterwards. Importing from another
+folder unloads the earlier modules, so that two runs may have modules of the same name.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from types import ModuleType
 from comlrl import files
 from comlrl.errors import UserError
 
-MODULES = "modules.json"  # of a run: the user's own modules, file → SHA-256
+MODULES = "modules.json"  # in a run directory: file of a user's module → SHA-256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file of a user's module, as it was when it was imported."""
+    """A file of a user's module, with its content at import."""
 
-    name: str  # from the folder that the module's name is counted from, e.g. ``pack/parts.py``
+    name: str  # path relative to the top-level module's folder, e.g. ``pack/parts.py``
     file: Path
     content: bytes
     beside: bool  # found beside the YAML file, not on the Python path
@@ -35,12 +35,12 @@ class Source:
         return hashlib.sha256(self.content).hexdigest()
 
 
-_sources: dict[str, Source] = {}  # of the modules beside the YAML file, by name
-_folder: Path | None = None  # that of the YAML file
+_sources: dict[str, Source] = {}  # imported modules beside the YAML file, by name
+_folder: Path | None = None  # the YAML file's folder
 
 
 def keep(folder: Path, sources: Sequence[Source]) -> None:
-    """Write copies of the files that lay beside the YAML, and the digests of all, into a run."""
+    """Write copies of files from beside the YAML, and digests of all files, into a run."""
     for source in sources:
         if source.beside:
             file = folder / source.name
@@ -66,8 +66,8 @@ def is_beside(module: str, folder: Path) -> bool:
 
 
 def check_name(module: str, folder: Path) -> None:
-    """Raise UserError for a module beside the YAML file with a name of Python's or of
-    a module that is imported already from elsewhere."""
+    """Raise UserError if a module beside the YAML file has the name of a standard module, or of a
+    module already imported from elsewhere."""
     top = module.partition(".")[0]
     loaded = sys.modules.get(top)
     elsewhere = loaded is not None and top not in _sources and not _lies_in(loaded, folder)
@@ -76,9 +76,9 @@ def check_name(module: str, folder: Path) -> None:
 
 
 def import_beside(module: str, folder: Path) -> tuple[ModuleType, tuple[Source, ...]]:
-    """Import a module from a folder, and return it with the files there that it was made of.
+    """Import a module from a folder, and return it with the files imported from there.
 
-    Raises what importing it raises, and UserError for a module there that has a name of others.
+    Raises what the import raises, and UserError for a name that ``check_name`` refuses.
     """
     global _folder
     if folder != _folder:
@@ -113,7 +113,7 @@ def on_path(module: ModuleType) -> tuple[Source, ...]:
 
 
 def forget() -> None:
-    """Drop the modules of the folder that was imported from last."""
+    """Unload the modules of the last folder imported from, and remove it from ``sys.path``."""
     for name in _sources:
         sys.modules.pop(name, None)
     _sources.clear()
@@ -122,7 +122,7 @@ def forget() -> None:
 
 
 def _source(module: ModuleType, beside: bool) -> Source | None:
-    """Return a module's file; None for a package without one, or in another language."""
+    """Return a module's file; None for a namespace package or an extension module."""
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
         return None

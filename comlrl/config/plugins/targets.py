@@ -28,19 +28,19 @@ class TargetError(UserError):
 
 @dataclass(frozen=True)
 class Target:
-    """The object that a ``module:NAME`` names, and the files that define it."""
+    """The object that a ``module:NAME`` refers to, and the files that define it."""
 
     key: str  # e.g. "reward.target"
     value: str
     obj: Any
-    sources: tuple[Source, ...]  # the files that it is made of
+    sources: tuple[Source, ...]  # the files that define it
 
     def __str__(self) -> str:
         return f"{self.key}: '{self.value}'"
 
     @contextlib.contextmanager
     def calling(self, passing: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """Turn what the user's code raises, except ``passing``, into a TargetError that names
+        """Convert exceptions of the user's code, except ``passing``, to a TargetError that names
         the place in their code."""
         try:
             yield
@@ -57,7 +57,7 @@ _passed: ContextVar[Mapping[str, Target]] = ContextVar("passed", default={})  # 
 
 @contextlib.contextmanager
 def passing(targets: Iterable[Target]) -> Iterator[None]:
-    """Let keys with the value ``from Python`` stand for these objects."""
+    """Make keys with the value ``from Python`` refer to these objects within the context."""
     token = _passed.set({target.key: target for target in targets})
     try:
         yield
@@ -66,7 +66,7 @@ def passing(targets: Iterable[Target]) -> Iterator[None]:
 
 
 def passed(key: str) -> Target:
-    """Return the object that Python code passed for a key. Raises UserError if there is none."""
+    """Return the object passed from Python for a key. Raises UserError if there is none."""
     if key not in _passed.get():
         raise UserError(
             f"{key}: '{FROM_PYTHON}', and nothing was passed for it; continue and evaluate this "
@@ -76,10 +76,10 @@ def passed(key: str) -> Target:
 
 
 def load(key: str, value: str, folder: Path) -> Target:
-    """Import what ``module:NAME`` names, from beside the YAML file in ``folder`` or the Python
-    path. ``from Python`` stands for what was passed.
+    """Import the object that ``module:NAME`` refers to, from beside the YAML file in ``folder`` or
+    from the Python path; for ``from Python``, return the passed object.
 
-    Raises UserError, naming ``key`` and ``value``, where that cannot be done.
+    Raises UserError, naming ``key`` and ``value``, if that fails.
     """
     if value == FROM_PYTHON:
         return passed(key)
@@ -120,7 +120,8 @@ def _imported(setting: str, name: str, folder: Path) -> tuple[Any, tuple[Source,
 
 
 def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
-    """``check_methods`` of a class. Raises UserError if it is not a class."""
+    """Check the methods of a class. Raises UserError like ``check_methods``, or if ``target`` is
+    not a class."""
     if not isinstance(target.obj, type):
         raise UserError(f"{target} is not a class; name a class")
     check_methods(target, protocol, methods)
@@ -129,11 +130,11 @@ def check_class(target: Target, protocol: type, methods: Iterable[str]) -> None:
 def check_methods(
     target: Target, protocol: type, methods: Iterable[str], *, inherited: bool = False
 ) -> None:
-    """Raise UserError where ``target.obj``, a class or an object, lacks a method or has one
-    of other arguments than ``protocol`` says.
+    """Raise UserError if ``target.obj``, a class or an object, lacks a method, or has one whose
+    arguments differ from those in ``protocol``.
 
-    What is inherited from ``protocol`` itself, which only says what it is for, is lacking, unless
-    ``inherited``: then what is not there at all is not missed either.
+    A method inherited from ``protocol`` itself, where it is only a stub, counts as lacking. With
+    ``inherited``, no method has to exist.
     """
     is_class = isinstance(target.obj, type)
     places = [
@@ -156,14 +157,15 @@ def check_methods(
             inspect.signature(method).bind(*form, *["self"] * unbound)
         except TypeError as error:
             raise UserError(f"{target}: its `{name}` is not called as {shown}: {error}") from error
-        except ValueError:  # written in another language: it has no signature
+        except ValueError:  # built-ins may have no signature
             continue
 
 
 def described(error: BaseException, where: Path | Iterable[Source]) -> str:
     """Return an error's type, message and place, on one line.
 
-    The place is the last in the user's own files (``where``: these, or their folder), if any.
+    The place is the innermost one in the user's own files (``where``: these, or their folder), or
+    else of the whole traceback.
     """
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:

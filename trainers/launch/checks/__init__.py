@@ -1,1 +1,1 @@
-"""Checks of a configuration: contradictions, keys without effect, and models that are missing."""
+"""Checks of a configuration: contradictions, keys without effect, missing models."""

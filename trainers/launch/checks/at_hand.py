@@ -1,4 +1,4 @@
-"""The checks of ``--dry-run``: everything that a run needs and that is on this machine. No weights
+"""The checks of ``--dry-run``: everything that a run needs and this machine already has. No weights
 are loaded and no network is used; each thing left unchecked is reported in a line.
 """
 
@@ -27,19 +27,19 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 
 class AtHand(NamedTuple):
-    """The properties of an agent's model that are available without its weights."""
+    """Properties of an agent's model that are known without its weights."""
 
     encoder: PromptEncoder
-    positions: int  # that it was made for
+    positions: int  # the model's maximum context length
 
 
 def check(
     config: Config, work: Work
 ) -> tuple[list[str], tuple[list[Task], list[Task]] | None, list[str]]:
-    """Return the checks that were not possible, the tasks of training and evaluation (None: they
-    are not at hand), and the form of the prompts.
+    """Return the checks that were not possible, the training and evaluation tasks (None: not on
+    this machine), and the form of the prompts.
 
-    Raises UserError, or another package's error of the user's, for what a run would refuse.
+    Raises UserError or a library's error for settings that a run would refuse.
     """
     unchecked: list[str] = []
     _check_writable(config.output)
@@ -93,7 +93,7 @@ def check(
 
 
 def prompt_forms(models: Sequence[str], agents: Sequence[AtHand]) -> list[str]:
-    """Return a line for each model that says whether its prompts are in chat form, and why."""
+    """Return one line per model that says whether its prompts use a chat template, and why."""
     lines = []
     for name, agent in zip(models, agents, strict=False):
         chats, reason = agent.encoder.form
@@ -130,7 +130,7 @@ def _check_splits(section: DatasetConfig) -> None:
 
 
 def agents_at_hand(config: Config, unchecked: list[str]) -> list[AtHand]:
-    """Return the encoder of each agent's prompts; [] where a model is not available locally."""
+    """Return the properties of each agent's model; [] if a model is not available locally."""
     keys = {name: key for key, name in config.agents_models}
     by_name = {name: _agent(config.agent_model, key, name, unchecked) for name, key in keys.items()}
     for other_key, name in config.other_models.items():
@@ -166,7 +166,7 @@ def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) ->
         ends = end_ids(generation_config(folder, trusted))
         if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
             raise OSError(f"no {' or '.join(WEIGHTS)} in {folder}")
-    except Exception as error:  # the readers' many kinds
+    except Exception as error:  # readers raise many types
         reason = load_failure(error)
         if local:
             raise UserError(f"{key}: '{name}' cannot be loaded: {reason}") from error
@@ -182,7 +182,7 @@ def _agent(ours: AgentModelConfig, key: str, name: str, unchecked: list[str]) ->
 
 
 def _check_inputs(section: CommonConfig) -> None:
-    """Check the files of earlier runs that MADPO and MARLHF read."""
+    """Check the files of earlier runs that MADPO or MARLHF uses."""
     inputs = section.inputs
     if "preferences" in inputs:
         from comlrl.preferences.candidates import preferences_file, read_sets

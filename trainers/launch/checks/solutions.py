@@ -1,4 +1,4 @@
-"""``--check-solutions``: the run's own reward of the solutions that the rows hold."""
+"""``--check-solutions``: scores the solutions in the data set with the run's reward."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from comlrl.types import JointAction, Task
 def check_solutions(
     tasks: Sequence[Task], work: Work, num_agents: int, *, score: bool
 ) -> list[str]:
-    """Return how many tasks hold a solution; with ``score``, how many of these pass and, a line
-    each, those that do not.
+    """Report how many tasks contain a solution; with ``score``, also how many solutions pass, and
+    one line for each that fails.
 
-    A task whose own solution fails cannot be won: what scores it is wrong, or needs what is not
-    there.
+    If a task's own solution fails, its scoring is wrong or a dependency is missing, and no answer
+    can pass.
     """
     solved = ((task, work.domain.reference(task, num_agents)) for task in tasks)
     actions = [JointAction(task, texts) for task, texts in solved if texts is not None]

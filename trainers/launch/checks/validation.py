@@ -1,4 +1,4 @@
-"""The checks of a configuration that need no model: what is refused, and what has no effect."""
+"""The checks of a configuration that need no model: invalid settings, and ones without effect."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from comlrl.trainers.launch.wiring.resolved_work import Work, resolve_work
 
 
 def validate(config: Config) -> Work:
-    """Return the run's work, whose roles ``Config.with_roles`` takes. Raise UserError for
-    values that cannot work together."""
+    """Return the run's work, whose roles can be passed to ``Config.with_roles``. Raises UserError
+    for values that cannot be combined."""
     config.check()
     vllm.refuse(config)
     work = resolve_work(config)
@@ -26,7 +26,8 @@ def validate(config: Config) -> Work:
 
 
 def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
-    """Return a line for each reason why settings have no effect, and for a shift without baseline.
+    """Return a notice for each reason why settings have no effect, and for a shift without
+    baseline.
 
     ``set_keys``: the dotted keys that a file, a flag or an override has set.
     """
@@ -36,7 +37,7 @@ def notices(config: Config, work: Work, set_keys: Collection[str]) -> list[str]:
             f"reward_processor.shift={config.shift:g} with advantage=raw, which has no baseline: "
             "every completion is pushed by it, whatever its reward"
         )
-    if config.external.mode == work.default_mode:  # what null stands for
+    if config.external.mode == work.default_mode:  # equals the default, null
         set_keys = set(set_keys) - {"external.mode"}
     shared = {n: s for n in SHARED if (s := getattr(config, n)) is not None}
     read = {config.algorithm: config.section, config.online_name: config.online}

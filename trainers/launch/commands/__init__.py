@@ -1,1 +1,1 @@
-"""Every command of the package, a file each: command line in, exit code out."""
+"""The package's commands, one per file. Each maps a command line to an exit code."""

@@ -1,6 +1,6 @@
 """``arena.py`` and ``comlrl arena``: every algorithm on every task of the arena, as a scorecard.
 
-A cell is an ordinary training run. The same command, given again, runs the cells that are missing.
+A cell is an ordinary training run. Repeating the command runs the cells that are missing.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Cell:
     algorithm: str
     task: str
     seed: int
-    tree: Mapping[str, Any]  # its configuration
-    text: str  # as its file holds it
+    tree: Mapping[str, Any]  # the run's configuration
+    text: str  # the configuration as YAML
     config: Path
     run: Path
 
@@ -84,7 +84,7 @@ class Arena:
         run = self.out / "runs" / name
         tree = arena_cells.configuration(row, TASKS[task], seed, self.joint_actions, run)
         text = yaml.safe_dump(tree, sort_keys=False)
-        if row.script is not None:  # another version of the script is another cell
+        if row.script is not None:  # a changed script makes it another cell
             digest = hashlib.sha256(row.script.read_bytes()).hexdigest()
             text = f"# {row.script.name} {digest}\n{text}"
         return Cell(
@@ -155,7 +155,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def plan(arguments: argparse.Namespace) -> Arena:
-    """Raise UserError for unknown names and for numbers out of range."""
+    """Check the arguments. Raises UserError for unknown names and numbers out of range."""
     if arguments.check is not None:
         raise UserError("--check: is now --algorithms NAME=FILE, with your algorithm's name")
     step = arena_cells.BATCH * arena_cells.TREE
@@ -177,8 +177,8 @@ def plan(arguments: argparse.Namespace) -> Arena:
 
 
 def check(arena: Arena, name: str, task: str) -> Bounds | str:
-    """Return the floor and optimum of a task as an algorithm plays it, or why it cannot be
-    played."""
+    """Return the floor and optimum of a task in the algorithm's configuration, or the reason why
+    the algorithm cannot play it."""
     algorithm, tree = arena.algorithms[name], dict(arena.cell(name, task, arena.seeds[0]).tree)
     if TASKS[task].cross_play and len(arena.seeds) < 2:
         return f"{task} is played with an agent of another seed: use --seeds 2 or more"
@@ -191,7 +191,7 @@ def check(arena: Arena, name: str, task: str) -> Bounds | str:
             done = subprocess.run(line, capture_output=True, text=True, cwd=folder)
             if done.returncode:
                 return last_error(done.stderr).removeprefix("error: ")
-            trained_by = "magrpo"  # has the keys that the task's bounds depend on
+            trained_by = "magrpo"  # its section has all keys that affect the bounds
             tree[trained_by] = tree.pop(algorithm.trained_by)
         file.write_text(yaml.safe_dump(tree), encoding="utf-8")
         try:
@@ -232,7 +232,7 @@ def run(arena: Arena, cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def child_runs(arena: Arena, cells: Sequence[Cell]) -> Iterator[ChildRun]:
-    """Yield each cell's run, its configuration written."""
+    """Write each cell's configuration and yield its run."""
     for cell in cells:
         algorithm = arena.algorithms[cell.algorithm]
         cell.config.parent.mkdir(parents=True, exist_ok=True)
@@ -274,8 +274,8 @@ def outcome(
 def with_cross_play(
     arena: Arena, outcomes: Sequence[Outcome], bounds: Mapping[tuple[str, str], Bounds]
 ) -> list[Outcome]:
-    """Replace the value of a task that is scored by cross-play by that of play with other seeds'
-    agents."""
+    """Replace the values of tasks that are scored by cross-play with those of teams whose agents
+    come from different seeds."""
     seeds: dict[Any, list[int]] = {}
     for each in outcomes:
         if each.reason is None and TASKS[each.task].cross_play:
@@ -301,7 +301,7 @@ def with_cross_play(
 
 
 def cross_play_run(arena: Arena, key: tuple[str, str], seeds: Sequence[int]) -> ChildRun:
-    """Return the evaluation of these seeds' teams with each other."""
+    """Return the run that evaluates the teams of these seeds in cross-play."""
     name = "_".join([*key, *map(str, seeds)])
     file = arena.out / "cross_play" / f"{name}.json"
     runs = [str(arena.cell(*key, seed).run) for seed in seeds]
@@ -312,7 +312,7 @@ def cross_play_run(arena: Arena, key: tuple[str, str], seeds: Sequence[int]) -> 
 
 
 def _replayed(outcome: Outcome, played: dict[int, float] | str, ends: Bounds) -> Outcome:
-    """Return an outcome with what cross-play came to; noise is that of play with itself."""
+    """Return an outcome with its cross-play value, without its noise, which is of self-play."""
     if isinstance(played, str):
         return replace(outcome, value=None, score=None, noise=None, reason=played)
     value = played[outcome.seed]

@@ -1,10 +1,10 @@
-"""The arena's cells: what each algorithm and each task has in its configuration.
+"""The arena's cells: the configuration of each algorithm on each task.
 
-One setting of each algorithm for all tasks, and one learning rate of the policies for all
-algorithms. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the number
-of completions is the largest that fits, and at least two. A round of preferences has as many
-labelled joint candidates as a step has joint actions. PPO and SHPPO make four updates of a step,
-whatever its number of states.
+Each algorithm has the same settings on all tasks, and all algorithms have the same policy learning
+rate. A step has ``BATCH`` tasks with at most ``TREE`` scored joint actions each; the number of
+completions is the largest that fits, and at least two. A round of preferences has as many labelled
+joint candidates as a step has joint actions. PPO and SHPPO make four updates per step, whatever its
+number of states.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from comlrl.errors import UserError, near
 from comlrl.trainers.launch.cost.tree_size import Growth, growth
 
 MODEL = "builtin:tiny-player"
-BATCH = 8  # tasks of a training step
-TREE = 16  # scored joint actions of a task in a training step, at most
-ROUND, CANDIDATES = 16, 8  # of preference learning: tasks of a round, joint candidates of a task
-EPISODES = 256  # of an evaluation, about
-RATE = 1.0e-3  # of every policy; at 3e-3 cells of most algorithms end in illegal answers
-TEMPERATURE = 0.5  # at 1.0 tiny-player cannot be sure: its last layer gives `iron` 0.65 at most
-PARTS = 2  # minibatches of a pass of PPO and SHPPO
+BATCH = 8  # tasks per training step
+TREE = 16  # most scored joint actions per task and training step
+ROUND, CANDIDATES = 16, 8  # preference learning: tasks per round, joint candidates per task
+EPISODES = 256  # approximate number of episodes per evaluation
+RATE = 1.0e-3  # policy learning rate; at 3e-3 cells of most algorithms end in illegal answers
+TEMPERATURE = 0.5  # at 1.0, tiny-player's last layer limits the probability of `iron` to 0.65
+PARTS = 2  # minibatches per pass of PPO and SHPPO
 POLICY = {"learning_rate": RATE, "kl_coef": 0.02}
 PPO = {"ppo_epochs": 2, "train_batch_size": BATCH // PARTS, "value_learning_rate": 3.0e-3,
        "value_clip_range": None, **POLICY}  # fmt: skip
@@ -46,20 +46,20 @@ class Algorithm:
     keys: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # other sections
     _: KW_ONLY
-    script: Path | None = None  # a user's own
-    stages: int = 1  # how often a round's joint actions are scored: labels, then online learning
+    script: Path | None = None  # a custom train script
+    stages: int = 1  # 2 if a round scores joint actions for labels and for online learning
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaTask:
     """A column of the scorecard."""
 
-    game: str  # its domain, and the name of its builtin data
+    game: str  # the name of the domain and of its builtin data
     episodes: int  # rows of the evaluation split
     keys: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)  # other sections
     _: KW_ONLY
-    cross_play: bool = False  # its value is that of teams whose agents come from different seeds
+    cross_play: bool = False  # evaluate teams whose agents come from different seeds
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -106,7 +106,7 @@ TASKS: dict[str, ArenaTask] = {
 
 
 def chosen(option: str, text: str | None, rows: Mapping[str, Any]) -> list[str]:
-    """Split names at commas; None: all. Raise UserError for an unknown name."""
+    """Split names at commas; None: all. Raises UserError for an unknown name."""
     names = list(rows) if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in rows:
@@ -115,8 +115,8 @@ def chosen(option: str, text: str | None, rows: Mapping[str, Any]) -> list[str]:
 
 
 def chosen_algorithms(text: str | None) -> dict[str, Algorithm]:
-    """Return the algorithms of ``--algorithms``: names, and ``NAME=FILE`` for a user's train
-    script. Raise UserError for an unknown name and a script that is not there."""
+    """Return the algorithms of ``--algorithms``: names, or ``NAME=FILE`` for a custom train script.
+    Raises UserError for an unknown name and a missing script."""
     rows = dict(ALGORITHMS)
     for item in map(str.strip, (text or "").split(",")):
         name, equals, script = item.partition("=")
@@ -137,8 +137,8 @@ def chosen_algorithms(text: str | None) -> dict[str, Algorithm]:
 def configuration(
     algorithm: Algorithm, task: ArenaTask, seed: int, joint_actions: int, run_dir: Path
 ) -> dict[str, Any]:
-    """Return a cell's configuration, as its YAML file holds it. ``joint_actions``: scored in
-    training, rounded up to whole steps."""
+    """Return a cell's configuration as plain values for YAML. ``joint_actions``: the number scored
+    in training, rounded up to whole steps."""
     section: dict[str, Any] = {
         "num_agents": 2, "num_turns": 1, "batch_size": BATCH, "num_train_epochs": None,
         "lr_scheduler": "linear", "max_new_tokens": 12, "temperature": TEMPERATURE,
@@ -154,7 +154,7 @@ def configuration(
         section |= {"num_generations": generations, "max_env_steps": joint_actions}
         section["max_steps"] = math.ceil(joint_actions / (BATCH * tree_size.joint_actions))
         if "ppo_epochs" in section:
-            # States as train_batch_size counts them: in order, one for each joint action.
+            # train_batch_size counts one state per joint action if agents act in order.
             ordered = section.get("turn_order") == "sequential"
             states = tree_size.joint_actions if ordered else tree_size.nodes
             section["train_batch_size"] = math.ceil(BATCH * states / PARTS)
@@ -181,12 +181,12 @@ def configuration(
 def _generations(
     section_class: type[CommonConfig], section: Mapping[str, Any], most: int
 ) -> tuple[int, Growth]:
-    """Find the most completions whose tree scores at most ``most`` joint actions; return that
-    number and the tree."""
+    """Return the largest number of completions whose tree scores at most ``most`` joint actions,
+    but at least two, and the size of the tree."""
     names = ("num_agents", "num_turns", "joint_mode", "turn_order", "num_generations_sequential")
     keys = {name: section[name] for name in names if name in section}
     shape = replace(section_class(), **keys)
     sizes = {count: growth(replace(shape, num_generations=count)) for count in range(2, most + 1)}
-    # Two completions are the least that can be compared.
+    # A comparison needs at least two completions.
     best = max((n for n, size in sizes.items() if size.joint_actions <= most), default=2)
     return best, sizes[best]

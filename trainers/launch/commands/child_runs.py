@@ -1,4 +1,4 @@
-"""Runs that a command starts, each as its own process."""
+"""Runs that a command starts as separate processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any
 
 from comlrl.processes.cores import available_cores
 
-INTERRUPTED = (130, 143, -2, -15)  # exit codes of a process that a signal ended
+INTERRUPTED = (130, 143, -2, -15)  # exit codes after SIGINT or SIGTERM
 POLL_SECONDS = 0.1
-_LIBC = ctypes.CDLL(None)  # loaded before a fork
+_LIBC = ctypes.CDLL(None)  # must be loaded before the fork
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildRun:
     """One process: a training run or an evaluation."""
 
-    key: Any  # by which the caller recognizes it
+    key: Any  # identifies the run for the caller
     line: Sequence[str]
-    log: Path  # its output is appended here
-    result: Path  # where this file is, the run has finished
+    log: Path  # the output is appended to this file
+    result: Path  # the run has finished if this file exists
 
 
 def run_all(
@@ -35,12 +35,12 @@ def run_all(
     """Run processes, ``jobs`` at a time. Yield each as it ends, with its error (None: it
     succeeded) and its wall seconds.
 
-    ``runs`` is advanced when a process can start, so that it may depend on what ended before. A run
-    that has finished already is yielded without a process. Ctrl-C, SIGTERM and closing the
-    generator terminate the processes and wait for them: trainings save where their cadence says so.
-    They do not outlive this process, even if it is killed.
+    ``runs`` is advanced only when a process can start, so it may depend on earlier results. A run
+    that has already finished is yielded without starting a process. Ctrl-C, SIGTERM and closing
+    the generator terminate the processes and wait for them, so that trainings can save. No process
+    outlives this one, even if it is killed.
 
-    Raises KeyboardInterrupt also where a process was interrupted by somebody else.
+    Raises KeyboardInterrupt even if a process was interrupted from outside.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     pending = iter(runs)
@@ -81,13 +81,13 @@ def _start(run: ChildRun, jobs: int) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=output,
             env=threads | os.environ,
-            start_new_session=True,  # Ctrl-C reaches us alone, and they get one signal
-            preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG: at our death
+            start_new_session=True,  # keeps the terminal's Ctrl-C from the child
+            preexec_fn=lambda: _LIBC.prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG: kill with us
         )
 
 
 def last_error(output: str) -> str:
-    """Return the last error in a run's output, or else its last line."""
+    """Return the last error in a run's output, or its last line if there is none."""
     lines = output.strip().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1][:300]

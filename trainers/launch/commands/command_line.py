@@ -1,4 +1,4 @@
-"""Command line → checked configuration, before anything heavy loads."""
+"""Builds a checked configuration from the command line, before anything heavy loads."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MODEL_NICKNAMES = {"qwen": "Qwen/Qwen2.5-Coder-1.5B"}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose mistakes are reported in one line, and which reads ``--a.b=value``, as W&B's
-    sweeps pass settings, like ``--override a.b=value``. ``command`` follows ``comlrl``, where that
-    is how the process was started."""
+    """A parser that reports errors in one line and accepts ``--a.b=value``, the form of W&B sweeps,
+    as ``--override a.b=value``. ``command``: the subcommand's name, if the process was started as
+    ``comlrl``."""
 
     def __init__(self, command: str, **options: Any) -> None:
         script = Path(sys.argv[0]).name
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def print_written(path: Path | str) -> None:
-    """Print where a command's result is, escaped for the terminal whatever the path's name is."""
+    """Print the path of a command's result, escaped for the terminal."""
     print(f"written: {one_line(str(path), 4096)}")
 
 
@@ -107,7 +107,7 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
         "solution fails",
     )
     parser.add_argument("--hardware", nargs="?", const="", help=argparse.SUPPRESS)
-    for flag in FLAGS:  # they still work; eleven of them would be half of --help
+    for flag in FLAGS:  # they still work, but would fill half of --help
         count = "+" if flag == "turn_gradient_weights" else None
         parser.add_argument(f"--{flag}", nargs=count, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -125,14 +125,14 @@ def parse_arguments(algorithm: str, argv: Sequence[str] | None = None) -> argpar
 
 
 def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work, list[str]]:
-    """Read the file, then older flags, then overrides, and check them. Return also what the run
-    works on, and notices.
+    """Read the file, then older flags, then overrides, and check them. Return the configuration,
+    the run's work, and notices.
 
     Raises UserError.
     """
     sections = sections_of(algorithm)
     loader = Loader(algorithm, sections)
-    if arguments.config is not None:  # from Python there need be none
+    if arguments.config is not None:  # optional in the Python API
         _check_algorithm(algorithm, sections, arguments.config)
         loader.read(arguments.config)
     for flag, key in FLAGS.items():
@@ -143,7 +143,7 @@ def resolve(algorithm: str, arguments: argparse.Namespace) -> tuple[Config, Work
         if flag in ("model_name", "base_model"):
             value = MODEL_NICKNAMES.get(text, text)
         loader.set(Setting(key.replace("<algo>", algorithm), value, f"--{flag}"))
-        if flag == "num_steps":  # environment steps alone end the run
+        if flag == "num_steps":  # only environment steps end the run
             for other in ("num_train_epochs", "max_steps"):
                 loader.set(Setting(f"{algorithm}.{other}", None, f"--{flag}"))
     for item in arguments.override:

@@ -1,6 +1,6 @@
 """``evaluate.py`` and ``comlrl evaluate``: runs, models and baselines on held-out tasks.
 
-Prints a Markdown table and writes JSON and Markdown; ``docs/evaluation.md`` says what is in them.
+Prints a Markdown table and writes JSON and Markdown, which ``docs/evaluation.md`` describes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pinned(plan: Plan) -> Plan:
-    """Pin the checkpoints that runs without a final model are read from."""
+    """Pin the checkpoints of runs without a final model."""
     option = "--cross-play" if len(plan.teams) > 1 else "--checkpoint"
     return dataclasses.replace(
         plan,
@@ -68,20 +68,20 @@ def pinned(plan: Plan) -> Plan:
 
 @dataclass(kw_only=True)
 class Stage:
-    """Everything loaded."""
+    """The loaded tasks, models and samplers of an evaluation."""
 
     tasks: list[Task]
     team: Team
     generator: Generator
     sampling: Sampling
     rollout: Rollout | ProgramRollout
-    services: Mapping[int, ApiMember]  # that play agents
-    seconds: float = 0.0  # of ``watched``
+    services: Mapping[int, ApiMember]  # agent → the service that plays it
+    seconds: float = 0.0  # duration measured by ``watched``
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """Evaluate a team or baseline, write the table, JSON and Markdown, and return what the JSON
-    holds."""
+    """Evaluate a team or baseline, print the table, write JSON and Markdown, and return the JSON's
+    content."""
     from comlrl.evaluation.estimates import estimates, task_rows
     from comlrl.loggers.tables import evaluation_table
 
@@ -107,8 +107,8 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
 
 def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -> None:
-    """Export what each answer's last turn produced, in EvalPlus's form: ``task_id`` and
-    ``solution``."""
+    """Export the solution in each answer's last turn in EvalPlus's format: ``task_id`` and
+    ``solution``. Raises UserError if the domain or reward has none."""
     rows = [(tree.task.task_id, domain.solution(tree.final_score)) for tree in trees]
     if any(solution is None for _, solution in rows):
         raise UserError("--export-samples: this domain or reward exports nothing; leave it out")
@@ -118,8 +118,8 @@ def export_samples(file: Path, trees: Sequence[RolloutResult], domain: Domain) -
 
 
 def cross_play(plan: Plan) -> None:
-    """Evaluate the last agent of every run with the others of every run; write matrices and a
-    heat map."""
+    """Evaluate the last agent of every run together with the other agents of every run; write
+    matrices and a heat map."""
     from comlrl.evaluation import cross_play as pairs
     from comlrl.evaluation.estimates import estimates
     from comlrl.loggers.report.heat_map import write_heat_map
@@ -129,7 +129,7 @@ def cross_play(plan: Plan) -> None:
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
-    alone = plan.config.section.num_turns == 1  # then each run's agents are asked once
+    alone = plan.config.section.num_turns == 1  # then each run's agents sample only once
     with watched(plan, stage, len(plan.teams) ** (1 if alone else 2)):
         loaded = [team_weights(team, stage.team, "--cross-play") for team in plan.teams]
         rows = pairs.play(stage.team, sampler, loaded, grower(plan, stage))
@@ -156,15 +156,15 @@ def cross_play(plan: Plan) -> None:
 
 
 def replace_agents(plan: Plan) -> None:
-    """Evaluate a team with every subset of some agents replaced, and write what each contributes
-    as JSON and Markdown."""
+    """Evaluate a team with every subset of some agents replaced; write each agent's contribution as
+    JSON and Markdown."""
     from comlrl.evaluation import contributions
     from comlrl.evaluation.estimates import estimates, task_rows
     from comlrl.loggers.tables import replacement_table
 
     stage = build(plan, caching=True)
     sampler: Any = stage.rollout.sampler
-    alone = plan.config.section.num_turns == 1  # then each who acts somewhere is asked once
+    alone = plan.config.section.num_turns == 1  # then each agent and replacement samples once
     with watched(plan, stage, 2 if alone else 2 ** len(plan.replaced)):
         team_tensors = team_weights(plan.teams[0], stage.team)
         absent = {i: acting(plan, stage, i, team_tensors) for i in sorted(plan.replaced)}
@@ -186,8 +186,7 @@ def replace_agents(plan: Plan) -> None:
 def team_weights(
     trained: weights.Trained, team: Team, option: str = "--checkpoint"
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the weights of a run for a team as it was built, with which an agent that the run left
-    untrained has begun."""
+    """Read the weights of a run; agents that it did not train have those of ``team`` as built."""
     held = weights.read_weights(trained, option)
     for agent in team.agents:
         if agent.adapter not in held:
@@ -198,8 +197,8 @@ def team_weights(
 def acting(
     plan: Plan, stage: Stage, agent: int, team_tensors: Any
 ) -> dict[str, torch.Tensor] | None:
-    """Load the weights that act in an agent's place (None: nobody does), before the team has its
-    own."""
+    """Return the weights of an agent's replacement; None if the agent is silent. Call this before
+    the trained weights are loaded into the team."""
     who = plan.replaced[agent]
     if isinstance(who, weights.Trained):
         return team_weights(who, stage.team, "--replace")[f"agent_{agent}"]
@@ -213,8 +212,8 @@ def acting(
 
 
 def build(plan: Plan, *, caching: bool) -> Stage:
-    """Load data and models. ``caching``: for evaluations of subteams, which do not report need:
-    answers are sampled once, and need is not measured."""
+    """Load data and models. ``caching``: for evaluations of several teams: sample each answer once,
+    and do not measure which agents were needed."""
     from comlrl.evaluation.cross_play import CachingSampler
     from comlrl.models.pretrained import build_team
     from comlrl.processes.cpu_threads import LoadWatch
@@ -254,8 +253,8 @@ def build(plan: Plan, *, caching: bool) -> Stage:
 
 @contextlib.contextmanager
 def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
-    """Measure the time of an evaluation, record the progress of its answers beside the output,
-    and close the reward after it; ``teams``: the most that sample new ones."""
+    """Time an evaluation, show the progress of its answers, and close the reward at the end.
+    ``teams``: the largest number of teams that sample new answers."""
     from comlrl.evaluation import baselines
     from comlrl.loggers.console import shown
     from comlrl.loop.progress import Progress, Written
@@ -274,7 +273,7 @@ def watched(plan: Plan, stage: Stage, teams: int = 1) -> Iterator[None]:
 
 
 def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
-    """Return a function that samples all tasks: by the team's turns or program, or a baseline."""
+    """Return a function that samples all tasks: by the team's turns or program, or a baseline's."""
     from comlrl.evaluation import baselines, estimates
     from comlrl.programs.rollout import ProgramRollout
 
@@ -291,7 +290,7 @@ def grower(plan: Plan, stage: Stage) -> Callable[[], list[RolloutResult]]:
 
 
 def described(plan: Plan, stage: Stage) -> dict[str, Any]:
-    """Describe what was evaluated, and how."""
+    """Return the fields that describe the evaluation's teams, data and settings."""
     from comlrl.evaluation import baselines
 
     config = plan.config
@@ -304,7 +303,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
     teams = {"runs": names} if len(names) > 1 else {"replaced": others} if others else {}
     one_model = not isinstance(config.agents, tuple) and len(set(config.agent_models)) == 1
     sampled = dataclasses.asdict(stage.sampling)
-    del sampled["by_agent"]  # what differs stands by role in ``settings``
+    del sampled["by_agent"]  # ``settings`` contains the differences by role
     return teams | {
         "config": plan.config_file,
         "algorithm": config.algorithm,
@@ -328,7 +327,7 @@ def described(plan: Plan, stage: Stage) -> dict[str, Any]:
 
 
 def budget(stage: Stage, trees: Sequence[RolloutResult]) -> dict[str, float]:
-    """Return the cost: generated tokens and wall seconds, sampling and scoring together."""
+    """Return the cost: API usage, generated tokens, and wall seconds of sampling and scoring."""
     generator, seconds = stage.generator, stage.seconds
     return api.metrics(stage.services) | {
         "tokens_generated": generator.tokens,
@@ -351,8 +350,8 @@ def costs(plan: Plan, stage: Stage, trees: Sequence[RolloutResult]) -> dict[str,
 def write(
     plan: Plan, stage: Stage, fields: dict[str, Any], table: Callable[[dict[str, Any]], str]
 ) -> tuple[Path, dict[str, Any]]:
-    """Write what was evaluated with ``fields``, its results, as JSON, and their table as Markdown.
-    Return the file and what it holds."""
+    """Write the evaluation's description and results (``fields``) as JSON, and their table as
+    Markdown. Return the JSON file's path and content."""
     what = described(plan, stage)
     out, result = place(plan, what), what | fields
     text = table(result)

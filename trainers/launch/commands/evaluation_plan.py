@@ -1,7 +1,4 @@
-"""Command line of ``evaluate.py`` → one checked plan, before anything heavy loads.
-
-A part of the composition root, which knows the algorithms' sections.
-"""
+"""Builds a checked plan from the command line of ``evaluate.py``, before anything heavy loads."""
 
 from __future__ import annotations
 
@@ -29,8 +26,9 @@ from comlrl.trainers.launch.wiring.replacements import Other
 from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
 from comlrl.trainers.launch.wiring.weights import Trained
 
-LIKE_MODELS = ("agents", "agent_model.name", "lora.enabled", "lora.r")  # of teams that mix
-BASELINES = ("single", "naive_concat", "sequential", "discussion")  # of comlrl.evaluation.baselines
+LIKE_MODELS = ("agents", "agent_model.name", "lora.enabled", "lora.r")  # equal in teams that mix
+# Implemented in comlrl.evaluation.baselines.
+BASELINES = ("single", "naive_concat", "sequential", "discussion")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +38,18 @@ class Plan:
     config: Config
     work: Work
     config_file: str
-    teams: tuple[Trained, ...]  # several: cross-play
+    teams: tuple[Trained, ...]  # more than one: cross-play
     baseline: str | None
     ks: tuple[int, ...]
     samples: int
     greedy: bool
-    out: Path | None  # None: its own name, see ``place``
+    out: Path | None  # None: named by ``place``
     export_samples: Path | None = None
-    replaced: Mapping[int, Other] = field(default_factory=dict)  # place → who acts there instead
+    replaced: Mapping[int, Other] = field(default_factory=dict)  # agent → its replacement
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
-    """Check everything that can be refused without loading a model. Raise UserError."""
+    """Check everything that can be checked without loading a model. Raises UserError."""
     ks, samples = _samples(arguments)
     runs = arguments.cross_play or ()
     if runs and len(runs) < 2:
@@ -116,11 +114,11 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
 
 
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
-    """Return where an evaluation is written: ``--out``, else beside the run if it is of one, under
-    a name that says what was evaluated and ends with a digest of ``described``. The same evaluation
-    thus replaces its file, and no other does.
+    """Return the path of an evaluation's file: ``--out``, or else a descriptive name that ends with
+    a digest of ``described``, beside the run if there is one. Repeating an evaluation thus replaces
+    its file, and no other evaluation does.
 
-    ``described``: the fields that say what was evaluated, as the file has them.
+    ``described``: the file's fields that describe the evaluation.
     """
     if plan.out is not None:
         return plan.out
@@ -154,7 +152,7 @@ def _label(team: Trained) -> str:
 def resolve(
     file: str, teams: Sequence[Trained], arguments: argparse.Namespace
 ) -> tuple[Config, Work]:
-    """Read the file, then what is stored with the weights, then flags and overrides, and check
+    """Read the file, then the settings stored with the weights, then flags and overrides, and check
     them."""
     algorithms = own_algorithm.all_sections(Path(file).parent, *(team.run_dir for team in teams))
     loader = weights.read_config(Path(file), algorithms)
@@ -214,8 +212,8 @@ def _check_alike(
     algorithm: str,
     overridden: Sequence[str],
 ) -> None:
-    """Raise UserError for teams whose agents cannot take each other's place, and for teams that
-    were trained on different work or in another order, where no override says which to take."""
+    """Raise UserError for teams whose agents cannot replace each other, and for teams that were
+    trained on different work or in another turn order, unless an override selects one."""
     order, facts = f"{algorithm}.turn_order", []
     for team, settings in zip(teams, team_settings, strict=True):
         if len(teams) > 1 and team.model is not None:

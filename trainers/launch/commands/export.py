@@ -1,4 +1,4 @@
-"""``comlrl export``: a run's weights for use elsewhere, as adapters or as whole models."""
+"""``comlrl export``: writes a run's weights for use elsewhere, as adapters or as full models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse_arguments(argv)
         run, out = check(arguments.run, arguments.out, arguments.merge, arguments.push)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries about themselves
+            warnings.simplefilter("ignore")  # the libraries' warnings are not actionable
             export(run, out, merge=arguments.merge)
         print_written(out)
         if arguments.push:
@@ -55,7 +55,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def check(
     path: str, folder: str | None, merge: bool, repository: str | None
 ) -> tuple[Trained, Path]:
-    """Return the run to export and the target folder. Raise UserError if the export cannot work."""
+    """Return the run to export and the target folder. Raises UserError if the export is invalid."""
     run = weights.pinned(weights.locate(path, "RUN"), "RUN")
     if run.run_dir is None:
         raise UserError(f"RUN: '{run.name}' is not a run; name a run directory, or a folder in one")
@@ -79,8 +79,8 @@ def check(
 def export(run: Trained, out: Path, *, merge: bool) -> None:
     """Write ``out/agent_N/`` atomically.
 
-    Without ``merge`` as ``final_model`` holds them, also where a run has only checkpoints; with it
-    as whole models in the precision that the run held its base in.
+    Without ``merge``, the format is that of ``final_model``, even if a run has only checkpoints.
+    With ``merge``, agents are full models in the precision in which the run loaded its base.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
@@ -93,12 +93,12 @@ def export(run: Trained, out: Path, *, merge: bool) -> None:
             config = config_of(run)
             for model, agent in zip(config.agent_models, agent_folders(saved), strict=False):
                 _merge(config.agent_model, model, agent)
-            (saved / "README.md").unlink(missing_ok=True)  # it tells how to load adapters
+            (saved / "README.md").unlink(missing_ok=True)  # it explains how to load adapters
         saved.rename(out)
 
 
 def _merge(section: AgentModelConfig, model: str, agent: Path) -> None:
-    """Replace an adapter by its merged model: W + (alpha / r) B A for each adapted W."""
+    """Replace an adapter with its merged model: W + (alpha / r) B A for each adapted W."""
     from peft import PeftModel
 
     from comlrl.models.pretrained import load_model
@@ -111,7 +111,7 @@ def _merge(section: AgentModelConfig, model: str, agent: Path) -> None:
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload a folder to the hub and return its address. Raise UserError where that fails."""
+    """Upload a folder to the hub and return its address. Raises UserError if that fails."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,4 +1,4 @@
-"""``comlrl report``: a run, or several compared, as one page to look at."""
+"""``comlrl report``: writes a page about one run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _figures(paths: Sequence[Path], labels: Sequence[str] | None, folder: Path) -> list[Path]:
-    """Write figures for papers: of a single run, or of the settings compared."""
+    """Write figures for papers: of a single run, or of the compared settings."""
     from comlrl.loggers.report.charts import figures
     from comlrl.loggers.report.comparison import charts_of, grouped
     from comlrl.loggers.report.pictures import write_charts

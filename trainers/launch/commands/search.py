@@ -1,6 +1,6 @@
-"""A W&B sweep file, read into Optuna's distributions, and the study that holds a sweep's points.
+"""Reading of W&B sweep files into Optuna distributions, and the study that stores a sweep's points.
 
-A grid is walked in order, the last parameter fastest; ``random`` is Optuna's random sampler,
+A grid is enumerated in order, the last parameter fastest; ``random`` is Optuna's random sampler,
 ``bayes`` its tree-structured Parzen estimator.
 """
 
@@ -36,32 +36,32 @@ from comlrl.trainers.launch.checks.shipped import CONFIGS, config_file, train_co
 from comlrl.trainers.launch.commands.command_line import DEFAULT_CONFIGS
 
 KEYS = ("program", "method", "metric", "parameters", "command")
-LABELS = ("name", "description", "project", "entity")  # read by W&B alone
+LABELS = ("name", "description", "project", "entity")  # only W&B uses them
 SAMPLERS: Mapping[str, Callable[..., BaseSampler]] = {
-    "grid": RandomSampler,  # its points are enqueued
+    "grid": RandomSampler,  # unused: all points are enqueued
     "random": RandomSampler,
     "bayes": functools.partial(TPESampler, constant_liar=True),
 }
 RANGES = ("uniform", "int_uniform", "q_uniform", "log_uniform_values")
-DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's
+DEFAULT_COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's default
 MACROS = (*DEFAULT_COMMAND, "${args_no_hyphens}")
 JOURNAL = "study.journal"
-DEFAULT_COUNT = 8  # points of a search that has no end
+DEFAULT_COUNT = 8  # points of random and Bayesian searches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """A sweep file, checked."""
+    """The checked content of a sweep file."""
 
     program: str
     method: str
     metric: str  # e.g. eval/reward_mean
     maximize: bool
-    parameters: Mapping[str, BaseDistribution]  # choices are texts, as they stand after ``key=``
+    parameters: Mapping[str, BaseDistribution]  # choices are strings, as after ``key=``
     command: tuple[str, ...]
 
     def command_line(self, point: Mapping[str, Any], more: Sequence[str] = ()) -> list[str]:
-        """Return the command line of a point's process; ``more`` overrides come last and win."""
+        """Return the command line of a point's process; overrides in ``more`` take precedence."""
         items = [f"{name}={value}" for name, value in point.items()]
         macros = {
             "${env}": [],
@@ -71,19 +71,19 @@ class Sweep:
             "${args_no_hyphens}": items,
         }
         line = [word for part in self.command for word in macros.get(part, [part])]
-        if "${args}" in self.command:  # the last of this form wins over all of --override
+        if "${args}" in self.command:  # these take precedence over --override
             return line + [f"--{item}" for item in more]
         return [*line, "--override", *more] if more else line
 
     def identity(self) -> str:
-        """Return the settings that two sweeps with interchangeable points share."""
+        """Return a text that is equal for sweeps whose points are interchangeable."""
         parameters = {name: distribution_to_json(d) for name, d in self.parameters.items()}
         fields = (self.program, self.method, self.metric, self.maximize, parameters, self.command)
         return json.dumps(fields)
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read a sweep file in W&B's form. Raise UserError, naming the key, for an invalid one."""
+    """Read a sweep file in W&B's format. Raises UserError, naming the key, if it is invalid."""
     path = config_file(path, "sweep file", CONFIGS / "sweeps")
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ def _distribution(name: str, spec: Any) -> BaseDistribution:
                     return FloatDistribution(
                         float(low), float(high), log=kind == "log_uniform_values", step=step
                     )
-    except (TypeError, ValueError, OverflowError):  # no numbers, or none that make a range
+    except (TypeError, ValueError, OverflowError):  # not numbers, or not a valid range
         pass
     raise UserError(
         f"parameters.{name}: {spec}; use `value`, `values`, or `min` and `max` with a distribution "
@@ -180,7 +180,7 @@ def _list(names: Iterable[str]) -> str:
 def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
     """Open the study in a sweep's folder, or create it.
 
-    Raises UserError where the folder holds another sweep, or the state of an earlier version.
+    Raises UserError if the folder contains another sweep, or the state of an earlier version.
     """
     if (folder / "points.json").exists() and not (folder / JOURNAL).exists():
         raise UserError(
@@ -212,11 +212,11 @@ def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
 def points(
     study: optuna.Study, sweep: Sweep, count: int | None, seed: int
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number and the values of points to run until the study has ``count``: first those
-    that were interrupted.
+    """Yield the number and values of each point to run, interrupted ones first, until the study has
+    ``count`` points.
 
-    The sampler is seeded with the point's number: a sweep that is continued draws what it would
-    have drawn at once. A grid ends with its last point, whatever ``count``.
+    The sampler is seeded with the point's number, so a continued sweep draws the same points as an
+    uninterrupted one. A grid ends with its last point, whatever ``count``.
     """
     interrupted = [t for t in begun(study, sweep) if t.state == TrialState.RUNNING]
     yield from ((trial.number, trial.params) for trial in interrupted)
@@ -234,6 +234,6 @@ def points(
 
 
 def begun(study: optuna.Study, sweep: Sweep) -> list[optuna.trial.FrozenTrial]:
-    """Return the points that run or have ended: not those that only wait, nor one that was being
-    drawn when the sweep was killed."""
+    """Return the points that are running or have ended, without waiting points and without one
+    that was being drawn when the sweep was killed."""
     return [trial for trial in study.trials if trial.params.keys() == sweep.parameters.keys()]

@@ -1,6 +1,6 @@
-"""``sweep.py`` and ``comlrl sweep``: W&B's sweep files, without an account.
+"""``sweep.py`` and ``comlrl sweep``: run W&B sweep files without an account.
 
-The same command, given again, continues where it was stopped.
+Repeating the command continues a stopped sweep.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def child_runs(
     study: optuna.Study, sweep: Sweep, folder: Path, arguments: argparse.Namespace
 ) -> Iterator[ChildRun]:
-    """Yield the run of each point, drawn when it can start."""
+    """Yield the run of each point; a point is drawn only when it can start."""
     for number, values in points(study, sweep, arguments.count, arguments.seed):
         run_dir = folder / f"point_{number:03d}"
         run_dir.mkdir(exist_ok=True)
         more = ["wandb=null", f"output.dir={run_dir}", *arguments.override]
         line = sweep.command_line(values, more)
-        if (run_dir / CONFIG).exists():  # it was interrupted
+        if (run_dir / CONFIG).exists():  # the point was interrupted
             line.append("--resume")
         yield ChildRun(key=number, line=line, log=run_dir / "log.txt", result=run_dir / SUMMARY)
 
@@ -94,7 +94,7 @@ def child_runs(
 def record(
     study: optuna.Study, sweep: Sweep, run: ChildRun, error: str | None, seconds: float
 ) -> None:
-    """Store a point's result in the study: without a metric it has failed."""
+    """Store a point's result in the study; a point without the metric counts as failed."""
     value = None if error else last_value(run.log.parent / METRICS, sweep.metric)
     if value is None:
         error = error or (
@@ -115,7 +115,7 @@ def last_value(file: Path, metric: str) -> float | None:
 
 
 def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[FrozenTrial]:
-    """Write the table as CSV and Markdown, and the picture of all points. Return them, best
+    """Write a table of the points as CSV and Markdown, and a picture. Return the points, best
     first."""
     from comlrl.loggers.report.parallel_coordinates import write_parallel_coordinates
     from comlrl.loggers.tables import table

@@ -1,7 +1,7 @@
-"""The composition that the train scripts share: command line → configuration → run → summary.
+"""The code shared by the train scripts: command line → configuration → run → summary.
 
-Heavy rooms are imported inside functions, so that ``--help`` and a mistake in a configuration are
-answered at once.
+Packages that load torch are imported inside functions, so that ``--help`` and mistakes in a
+configuration are answered at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from comlrl.loop.interrupts import Signals
     from comlrl.loop.resume import Start
 
-Build = Callable[[Run[Any]], Trainer]  # of a train script, which knows its own section's class
+Build = Callable[[Run[Any]], Trainer]  # supplied by a train script, which knows its section's class
 
 
 def main(
@@ -50,8 +50,8 @@ def main(
     argv: Sequence[str] | None = None,
     section: type | None = None,
 ) -> int:
-    """Run a train script and return its exit code. ``section``: the class of the keys of an
-    algorithm that does not ship."""
+    """Run a train script and return its exit code. ``section``: the section class of a custom
+    algorithm."""
     tolerant_terminal()
     if section is not None:
         own_algorithm.add(algorithm, section)
@@ -65,7 +65,7 @@ def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCy
     config, work, notices = resolve(algorithm, arguments)
     first = os.environ.get("RANK", "0") == "0"
     only_checks = arguments.dry_run and not arguments.measure
-    life.awaited = not only_checks  # else one process checks and prints for all
+    life.awaited = not only_checks  # without training, only the first process checks
     if first:
         notices += check(config, arguments.resume)
         for text in notices:
@@ -81,7 +81,8 @@ def _main(algorithm: str, build: Build, argv: Sequence[str] | None, life: LifeCy
 
 
 def check(config: Config, resume: bool) -> list[str]:
-    """Return notices. Raise UserError for what this machine or the run's folder does not have."""
+    """Return notices. Raises UserError for anything missing on this machine or in the run's
+    folder."""
     if config.trackio is not None and importlib.util.find_spec("trackio") is None:
         raise UserError("trackio: trackio is not installed; pip install trackio")
     api.members(config.agents)
@@ -93,7 +94,7 @@ def check(config: Config, resume: bool) -> list[str]:
         init_from.check_target_modules(lora, [name])
     init_from.check_target_modules(config.lora, list(config.other_models.values()))
     notices = [config.no_weights] if config.no_weights else []
-    fixed = any(not agent.train for agent in config.team)  # whose weights no checkpoint holds
+    fixed = any(not agent.train for agent in config.team)  # checkpoints lack untrained agents
     tasks, processes = config.section.batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     if tasks < processes:
         notices.append(
@@ -106,8 +107,8 @@ def check(config: Config, resume: bool) -> list[str]:
 
 
 def _dry_run(config: Config, work: Work, solutions: bool) -> None:
-    """Check what is available, then print the cost, how many of the rows' solutions pass, and
-    what was left unchecked. Raise UserError."""
+    """Check what is available, then print the cost, the solutions' pass count, and what was left
+    unchecked. Raises UserError."""
     from comlrl.trainers.launch.checks.at_hand import check
     from comlrl.trainers.launch.checks.solutions import check_solutions
     from comlrl.trainers.launch.cost.dry_run import describe
@@ -126,7 +127,7 @@ def _dry_run(config: Config, work: Work, solutions: bool) -> None:
 def _measure(
     algorithm: str, arguments: argparse.Namespace, config: Config, build: Build, life: LifeCycle
 ) -> None:
-    """Train for some steps in a temporary folder, and print the estimated cost of the run."""
+    """Train for a few steps in a temporary folder, and print the estimated cost of the run."""
     from comlrl.trainers.launch.cost.measured import describe_measured, overrides
 
     run_dir = Path(life.opened.enter_context(tempfile.TemporaryDirectory())) / "run"
@@ -147,9 +148,9 @@ def execute(
     force: bool = False,
     pages: bool = True,
 ) -> None:
-    """Build everything, train, and leave the run directory.
+    """Build the run, train, and write the results into the run directory.
 
-    ``pages``: write the report and the model card. Raises what ends the run, for ``life``.
+    ``pages``: also write the report and the model card. Errors are left to ``life``.
     """
     named = [("dataset.name", config.dataset.name), *config.named_models]
     hub.check_reachable(named, config.beside)
@@ -170,10 +171,10 @@ def execute(
     start = distributed.from_main(begin)
     run_dir = start.run_dir
     if distributed.is_main() and start.before is not None:
-        opened.callback(start.before.restore)  # once the loggers are closed
+        opened.callback(start.before.restore)  # runs after the loggers are closed
     run, trainer = _open(start, work, build, life.signals, force, opened)
-    distributed.all_gather("open")  # whoever could not open says so here
-    gc.freeze()  # to collect among all that is loaded would stop a step for a third of a second
+    distributed.all_gather("open")  # failures to open are reported here
+    gc.freeze()  # scanning all loaded modules would stop a step for a third of a second
 
     def write_pages() -> None:
         if _write_pages(run_dir):
@@ -198,10 +199,10 @@ def execute(
 
 
 def _write_pages(run_dir: Path, paper: str | None = None) -> ReportedRun | None:
-    """Write the report, and with the algorithm's ``paper`` the card of the model; return what the
-    report shows, or None where there is none.
+    """Write the report and, if ``paper`` is set, the model card, which cites it. Return the run as
+    read for the report; None if that failed.
 
-    The run's results are safe on the disk, so a failure here is reported and does not fail the run.
+    The run's results are already on disk, so a failure here is reported and does not fail the run.
     """
     try:
         if paper is not None:
@@ -232,7 +233,8 @@ def _open(
     force: bool,
     opened: contextlib.ExitStack,
 ) -> tuple[Run[CommonConfig], Trainer]:
-    """Assemble the run and its trainer, resumed if configured so; ``opened`` closes it all."""
+    """Assemble the run and its trainer, resumed from a checkpoint if any; ``opened`` closes
+    them."""
     from comlrl.loop import checkpoint
     from comlrl.loop.resume import write_config
     from comlrl.models import sharding
@@ -253,7 +255,7 @@ def _open(
         lambda: load_both_splits(config.dataset, config.section, work.domain)
     )
     load.set_threads(None if restored is None else restored.state)
-    # The folder keeps the configuration without the addresses of servers that this run started.
+    # config.yaml, from ``start``, does not contain the addresses of servers that this run started.
     served = replace(start, config=config)
     run = assemble(served, work, signals, *tasks, opened)
     trainer = build(run)
@@ -274,10 +276,10 @@ def _finish(run: Run[CommonConfig]) -> None:
 
     run.loop.progress.begin("saving the result")
     final, networks = run.run_dir / FINAL_MODEL, heterogeneous_policy(run.rollout.sampler)
-    if run.config.keeps_final_model:  # a continued run already has an earlier one
+    if run.config.keeps_final_model:  # replaces that of the run before it continued
         replace_folder(final, run.save)
     elif networks and run.config.output.save_final_model == "auto" and distributed.is_main():
-        networks.save(final)  # SHPPO's are small
+        networks.save(final)  # SHPPO's networks are small
     write_summary(run.loop, run.config.algorithm)
     if text := run.loop.log.alarm.summary():
         notice(text)

@@ -1,1 +1,1 @@
-"""The cost of a run: trees, tokens, parameters and memory, counted; seconds, measured."""
+"""The cost of a run: computed trees, tokens, parameters and memory, and measured seconds."""

@@ -1,8 +1,8 @@
-"""``--dry-run``: what a run will cost, estimated from its configuration alone.
+"""``--dry-run``: the cost of a run, estimated from its configuration alone.
 
-No weights are loaded and no network is used: tasks are counted where the split's text or local data
-tells their number, parameters where a model's ``config.json`` is at hand or
-its name gives a size. The rest is printed as unknown.
+No weights are loaded and no network is used. The number of tasks is known from the split's text or
+from local data, the number of parameters from a local ``config.json`` or a size in the model's
+name. Other quantities are printed as unknown.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from comlrl.trainers.launch.cost.tree_size import growth, levels, scored, traini
 from comlrl.trainers.launch.wiring.assembly import build_schedule
 from comlrl.trainers.launch.wiring.model_size import model_size
 
-VLLM_ROWS, VLLM_TOKENS, VLLM_PARAMETERS = 256, 1024, 14e9  # from where on a server is advised
+VLLM_ROWS, VLLM_TOKENS, VLLM_PARAMETERS = 256, 1024, 14e9  # a server is advised above these
 
 
 def describe(config: Config, limits_N: Sequence[int], rows: tuple[int, int] | None = None) -> str:
-    """Describe the agents, then calls, joint actions and tokens of a training step and of the run,
-    then memory.
+    """Describe the agents; the calls, joint actions and tokens of a training step and of the run;
+    and the memory.
 
-    ``limits_N`` is each agent's ``max_new_tokens``. Counts marked ``≤`` are those of a run in which
-    no branch ends early and every completion is as long as it may be. ``rows``: training and
-    evaluation tasks, where the data is at hand.
+    ``limits_N`` is each agent's ``max_new_tokens``. Counts marked ``≤`` assume that no branch ends
+    early and every completion has the maximum length. ``rows``: the numbers of training and
+    evaluation tasks, if the data is local.
     """
     section, online, data, lora = config.section, config.online, config.dataset, config.lora
     count, models = section.num_agents, list(dict.fromkeys(config.agent_models))
@@ -49,7 +49,7 @@ def describe(config: Config, limits_N: Sequence[int], rows: tuple[int, int] | No
     how = "counted" if rows else "as the slice says" if tasks else "known once the data is loaded"
     schedule = schedule_of(section, tasks, config.seed)
     steps = steps_of(online, tasks, schedule)
-    # of a level: agents of one base decode together, others one by one
+    # Decoding calls per level: agents on one base decode together, others one by one.
     decoders = 1 if config.shares_base else count // len(section.shape.stages)
     lines = [
         f"{config.algorithm}: {agents} of {' and '.join(models)} ({trained}{once})",
@@ -95,7 +95,7 @@ def describe(config: Config, limits_N: Sequence[int], rows: tuple[int, int] | No
 
 
 def _for_vllm(config: Config, tasks: int | None, limits_N: Sequence[int]) -> list[str]:
-    """Return why a vLLM server may sample faster than the built-in generator."""
+    """Return the reasons why a vLLM server may sample faster than the built-in generator."""
     section = config.section
     if config.generation.backend == "vllm" or not config.lora.enabled or section.heterogeneous:
         return []
@@ -114,19 +114,20 @@ def _for_vllm(config: Config, tasks: int | None, limits_N: Sequence[int]) -> lis
 
 
 def schedule_of(section: CommonConfig, tasks: int | None, seed: int) -> TaskSchedule | None:
-    """Return the schedule of a run in rounds; None: of another, or of unknown tasks."""
+    """Return the schedule of a run in rounds; None for other runs, or if the number of tasks is
+    unknown."""
     if tasks is None or section.rounds is None:
         return None
     return build_schedule(section, range(tasks), seed)
 
 
 def steps_of(online: CommonConfig, tasks: int | None, schedule: TaskSchedule | None) -> int | None:
-    """Count the steps of the run; None: its tasks decide, and are unknown.
+    """Count the steps of the run; None if they depend on an unknown number of tasks.
 
     Args:
         online: the section of the online loop.
-        tasks: how many there are, if known.
-        schedule: of a run in rounds.
+        tasks: the number of training tasks, if known.
+        schedule: the schedule of a run in rounds.
     """
     size = online.batch_size if tasks is None else min(online.batch_size, tasks)
     return training_steps(online, tasks, size * scored(online, growth(online)), schedule)
@@ -141,15 +142,15 @@ def _online(
     limits_N: Sequence[int],
     services: Mapping[int, str],
 ) -> list[str]:
-    """Tabulate the cost of the online loop: of a step, and of the entire run. ``services``: the
-    roles of the agents that services play."""
+    """Tabulate the cost of a step and of the entire run in the online loop. ``services``: agent →
+    role of the agents that services play."""
     tree = growth(section)
     size = section.batch_size if tasks is None else min(section.batch_size, tasks)
     actions = size * scored(section, tree)
     nodes = size * tree.nodes
     deep = section.num_turns * len(section.shape.stages)
     calls = decoders * deep
-    if section.samples_greedily:  # a greedy chain from every state
+    if section.samples_greedily:  # adds a greedy chain from every state
         calls += decoders * deep * (deep + 1) // 2
     turns = size * tree.turns
     parts = math.ceil(turns / (section.train_batch_size or turns))
@@ -171,7 +172,7 @@ def _online(
             "completions ≤": most,
             "sampled tokens ≤": most * max(limits_N),
         }
-    for agent, role in services.items():  # of the service, without retries
+    for agent, role in services.items():  # without retries
         requests = sum(v.nodes * v.completions for v in levels(section) if agent in v.stage)
         calls = actions * program.max_calls if program.replaces_turns else size * requests + greedy
         rows = {**rows, f"API calls of {role} ≤": calls}
@@ -195,13 +196,13 @@ def _online(
 
 
 def _tokens(section: CommonConfig, limits_N: Sequence[int]) -> int:
-    """Return the most tokens of one task's tree."""
+    """Return the maximum number of sampled tokens in one task's tree."""
     each = ((level, sum(limits_N[i] for i in level.stage)) for level in levels(section))
     return sum(level.nodes * level.completions * tokens for level, tokens in each)
 
 
 def _tasks_seen(steps: int, size: int, tasks: int) -> int:
-    """Count the tasks of so many steps; the last step of an epoch takes what is left over."""
+    """Count the tasks in ``steps`` steps; the last step of an epoch has the remaining tasks."""
     epochs, rest = divmod(steps, math.ceil(tasks / size))
     return epochs * tasks + rest * size
 
@@ -213,7 +214,7 @@ def _preferences(
     decoders: int,
     limits_N: Sequence[int],
 ) -> list[str]:
-    """Describe the candidates that are sampled, and the pairs kept of them."""
+    """Describe the candidates to sample, and the pairs formed from them."""
     if sampled.preferences is not None:
         return [f"{'preferences':<22}read from {sampled.preferences}; nothing is sampled for them"]
     count, limit = sampled.candidates, sampled.pairs

@@ -20,14 +20,14 @@ STEPS = 2
 def overrides(config: Config, folder: Path) -> Iterator[str]:
     """Yield the settings that make a run a measurement of its first steps.
 
-    Rounds of preferences are cut to the tasks of these steps.
+    Rounds of preferences are limited to the tasks of these steps.
     """
     online = config.online_name
     yield from (f"output.dir={folder}", "output.save_final_model=false", "output.save_best=false")
     yield from ("wandb=null", "trackio=null", f"{online}.logging_steps=1")
     yield from (f"{online}.max_steps={STEPS}", f"{online}.max_env_steps=null")
     yield f"{online}.save_steps=0"
-    if config.online.eval_interval:  # one evaluation before the steps, and one after them
+    if config.online.eval_interval:  # evaluate before and after the steps
         yield f"{online}.eval_interval={STEPS}"
     section = config.section
     if section.rounds is not None:
@@ -37,18 +37,18 @@ def overrides(config: Config, folder: Path) -> Iterator[str]:
         yield f"{config.algorithm}.round_tasks={tasks}"
         yield f"{online}.num_train_epochs={STEPS}"
     if section.fits_reward_model:
-        yield f"{config.algorithm}.reward_min_accuracy=0"  # few pairs say little
+        yield f"{config.algorithm}.reward_min_accuracy=0"  # few pairs are no basis for stopping
 
 
 def describe_measured(config: Config, measured: Config, folder: Path, tasks: int) -> str:
-    """Return the seconds of the steps in ``folder``, and of the run that they are multiplied to.
+    """Return a table of the seconds of the steps in ``folder``, extrapolated to the run.
 
     Args:
-        config: the run's.
-        measured: the same with ``overrides``.
-        tasks: how many training tasks there are.
+        config: the run's configuration.
+        measured: the same configuration with ``overrides``.
+        tasks: the number of training tasks.
 
-    Raises UserError if no step was made.
+    Raises UserError if no step was completed.
     """
     records = list(read_lines(folder / METRICS))
     steps = [r["metrics"] for r in records if "step_seconds" in r["metrics"]]
@@ -67,8 +67,8 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
         rows.append([name, *map(duration, each), duration(run_seconds)])
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     empty = [""] * (len(steps) - 1)
-    others = []  # whole seconds beside those of the steps
-    if schedule is not None:  # before the first step: labelling, and fitting a reward model
+    others = []  # seconds of the run outside the steps
+    if schedule is not None:  # labelling and fitting a reward model precede the first step
         before = max(summary["train"]["seconds"] - sum(s["step_seconds"] for s in steps), 0.0)
         labelled = build_schedule(measured.section, range(tasks), config.seed).length_of(0)
         labels = sum(schedule.length_of(index) for index in range(schedule.rounds))
@@ -98,7 +98,7 @@ def describe_measured(config: Config, measured: Config, folder: Path, tasks: int
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in s, min or h with three digits."""
+    """Format a duration in s, min or h with three significant digits."""
     if seconds is None:
         return "unknown"
     if seconds < 120:

@@ -13,11 +13,11 @@ from comlrl.trainers.launch.cost.tree_size import Level, levels
 from comlrl.trainers.launch.wiring.model_size import BYTES, ModelSize, model_size
 
 Number = TypeVar("Number", int, float)
-ADAPTER_BYTES = 4 * 4  # float32 weight, gradient and Adam's two moments
+ADAPTER_BYTES = 4 * 4  # per parameter: float32 weight, gradient and Adam's two moments
 
 
 class Held(NamedTuple):
-    """One thing that memory holds."""
+    """One item of the memory estimate."""
 
     label: str
     bytes: float | None  # None: unknown
@@ -25,12 +25,12 @@ class Held(NamedTuple):
 
 
 def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[Held]:
-    """Return the memory of one process while it samples, trains and evaluates, with the longest
+    """Return the memory of one process for sampling, training and evaluation with the longest
     prompts.
 
     Args:
         limits_N: ``max_new_tokens`` of each agent.
-        held_out: tasks of an evaluation that are this process's; None: unknown.
+        held_out: this process's tasks in an evaluation; None: unknown.
     """
     model, lora, online, policies = (
         config.agent_model, config.lora, config.online, config.section.policies,
@@ -74,7 +74,7 @@ def held(config: Config, limits_N: Sequence[int], held_out: int | None) -> list[
 
 
 def training_adds(width: float) -> tuple[float, str]:
-    """Return the bytes for each weight of so many bytes that is trained, and what they are."""
+    """Return the bytes that training adds per weight of ``width`` bytes, and their purpose."""
     if width == 2:
         return 4 * 4, "float32: gradients, Adam's moments, masters of the weights"
     return 3 * width, "gradients, Adam's moments"
@@ -83,9 +83,9 @@ def training_adds(width: float) -> tuple[float, str]:
 def _slots(
     level: Level, shares_base: bool, limits_N: Sequence[int], prompt: int, tasks: int
 ) -> int:
-    """Return key/value slots while a level is sampled: each prompt once, and its completions.
-    Agents of one base are sampled together. ``prompt``: its tokens. ``tasks``: whose trees grow at
-    once."""
+    """Count the key/value slots used while sampling a level: one copy of each prompt, and its
+    completions. Agents on one base are sampled together. ``prompt``: tokens of a prompt. ``tasks``:
+    number of trees that grow together."""
     longest = max(limits_N[agent] for agent in level.stage)
     prompts = tasks * level.nodes * (len(level.stage) if shares_base else 1)
     return prompts * (prompt + level.completions * longest)
@@ -98,8 +98,8 @@ def _evaluated(
     prompt: int,
     held_out: int | None,
 ) -> int:
-    """Count the key/value slots of an evaluation's widest level. All answers read a task's
-    prompt once; at later turns, and where agents act in order, each reads its own."""
+    """Count the key/value slots of an evaluation's widest level. All answers to a task share its
+    first prompt; at later turns and for later agents of a turn, each answer has its own prompt."""
     if not section.eval_interval:
         return 0
     tasks = AT_ONCE if held_out is None else held_out
@@ -114,8 +114,8 @@ def _evaluated(
 
 
 def _critics(section: CommonConfig, lora: LoraSection, width: float) -> Iterator[Held]:
-    """Return the memory of PPO's language-model critics: weights held once, what each trains
-    and, where adapters are off, everything of each."""
+    """Yield the memory of PPO's language-model critics: shared weights and one adapter each, or
+    without LoRA, a full model each."""
     name = section.other_models.get("critic_model")
     if name is None:
         return
@@ -140,7 +140,8 @@ def _reward_model(section: CommonConfig, agents_model: str, width: float) -> Ite
 
 
 def _activations(sizes: Sequence[ModelSize], width: float) -> Held:
-    """Return those of the update's micro-batch, which is made to fit, on a GPU."""
+    """Return the activations of a micro-batch in the update on a GPU, up to the limit at which
+    micro-batches are split."""
     from comlrl.update.accumulate import ACTIVATION_BYTES, ALONE, MICRO_BATCH_TOKENS
 
     left = max((s.left for s in sizes if s.left), default=None)
@@ -155,5 +156,5 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 
 def times(value: Number | None, factor: Number) -> Number | None:
-    """Multiply; None: unknown."""
+    """Multiply; return None if ``value`` is None (unknown)."""
     return None if value is None else value * factor

@@ -1,4 +1,4 @@
-"""The size of a training step's trees and of a run, from its section alone."""
+"""The size of a training step's trees and of a run, computed from the algorithm's section."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from comlrl.loop.task_schedule import TaskSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Upper bounds of one task's tree."""
+    """Upper bounds on the size of one task's tree."""
 
     nodes: int
     joint_actions: int
-    completions: int  # of all agents
-    turns: int  # of all paths: a node each, or in sequential turns several
+    completions: int  # over all agents
+    turns: int  # over all paths; one node each, or several if turns are sequential
 
 
 class Level(NamedTuple):
-    """A level of one task's tree: what is sampled together."""
+    """A level of one task's tree, whose completions are sampled together."""
 
     turn: int
     stage: range  # the agents that act
     nodes: int
-    completions: int  # completions of an agent at a node
-    joint: int  # joint actions of all nodes
+    completions: int  # per agent and node
+    joint: int  # joint actions over all nodes
 
 
 def scored(section: CommonConfig, tree: Growth) -> int:
-    """Count the joint actions of one task that are scored: its tree's, and with ``advantage:
-    greedy`` those of a greedy chain from every state, one a turn to the end."""
+    """Count the scored joint actions of one task: those of its tree and, with ``advantage:
+    greedy``, one per remaining turn of a greedy chain from every state."""
     if not section.samples_greedily:
         return tree.joint_actions
     turns = range(1, section.num_turns + 1)
     levels = [growth(replace(section, num_turns=turn)).nodes for turn in turns]
-    return tree.joint_actions + sum(levels)  # a state at turn t counts in T − t + 1 of them
+    return tree.joint_actions + sum(levels)  # a state at turn t is in T − t + 1 of them
 
 
 def growth(section: CommonConfig) -> Growth:
-    """Return the size of one task's tree, where no branch ends early.
+    """Return the size of one task's tree if no branch ends early.
 
-    A turn has K joint actions (``Shape.joint_actions``); where the agents act in order, G times the
-    later agents' generations. Each is continued, or ``handoff`` width of them. Chains
-    are G samples at turn 1, one afterwards.
+    A turn has K joint actions per node (``Shape.joint_actions``); if turns are sequential, K is G
+    times the generations of the later agents. All joint actions are continued, or
+    ``handoff_width`` per node with ``handoff``. Chains have G samples at turn 1 and one at each
+    later turn.
     """
     total = Growth(nodes=0, joint_actions=0, completions=0, turns=0)
     for level in levels(section):
@@ -61,7 +62,7 @@ def growth(section: CommonConfig) -> Growth:
 
 
 def levels(section: CommonConfig) -> Iterator[Level]:
-    """Yield the levels one after the other."""
+    """Yield the levels of one task's tree from the root."""
     shape, starts = section.shape, 1
     for turn in range(1, section.num_turns + 1):
         nodes = starts
@@ -76,8 +77,9 @@ def levels(section: CommonConfig) -> Iterator[Level]:
 def training_steps(
     section: CommonConfig, tasks: int | None, actions: int, schedule: TaskSchedule | None = None
 ) -> int | None:
-    """Return the training steps of the run, the first of its ends; None where the tasks decide
-    and are unknown. ``actions``: joint actions of a full step. ``schedule``: of a run in rounds."""
+    """Return the number of training steps until the first limit is reached; None if that depends
+    on an unknown number of tasks. ``actions``: joint actions per full step. ``schedule``: the
+    schedule of a run in rounds."""
     ends = [section.max_steps]
     if section.max_env_steps is not None:
         ends.append(math.ceil(section.max_env_steps / actions))

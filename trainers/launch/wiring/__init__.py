@@ -1,1 +1,1 @@
-"""Configuration in, a run out: work, models, samplers, weights and loop."""
+"""Building a run from its configuration: work, models, samplers, weights and loop."""

@@ -16,10 +16,10 @@ Inner = TypeVar("Inner", bound=Sampler)
 
 
 def members(agents: Any, folder: Path | None = None) -> dict[int, ApiMember]:
-    """Return the services by the agent that each plays.
+    """Return the services by the index of the agent that each plays.
 
-    ``agents``: the key's value. ``folder``: of their answers; None: they are in memory only. Raises
-    UserError for a missing key and a malformed address.
+    ``agents``: the key's value. ``folder``: stores their answers; None: in memory only. Raises
+    UserError for a missing API key and a malformed address.
     """
     from comlrl.rollout.api_member import ApiMember  # imports an HTTP client
 
@@ -33,7 +33,7 @@ def members(agents: Any, folder: Path | None = None) -> dict[int, ApiMember]:
 
 
 def metrics(services: Mapping[int, ApiMember]) -> dict[str, float]:
-    """Return what each service was asked since the last call."""
+    """Return the services' usage since the last call."""
     return {
         f"agent_{agent}/api/{name}": value
         for agent, service in services.items()
@@ -42,7 +42,7 @@ def metrics(services: Mapping[int, ApiMember]) -> dict[str, float]:
 
 
 def mixed(inner: Inner, services: Mapping[int, ApiMember]) -> Inner | MixedSampler:
-    """Return what samples for a team some of whose agents are played by services."""
+    """Return ``inner``, or a sampler that also queries the services that play agents."""
     if not services:
         return inner
     from comlrl.rollout.api_member import MixedSampler

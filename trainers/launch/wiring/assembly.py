@@ -1,6 +1,6 @@
-"""Wires the rooms together: configuration and tasks → everything that a trainer is built from.
+"""Assembles the parts that a trainer is built from, given the configuration and tasks.
 
-Heavy rooms are imported inside functions, so that what is refused is refused before torch loads.
+Packages that load torch are imported inside functions, so that bad settings are refused first.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Run(Generic[Section]):
     rollout: Player  # samples and scores the tasks of a step
     loop: Loop  # steps, metrics, evaluations and checkpoints
     sampling: Sampling
-    resume: bool  # what lies in run_dir belongs to this run, which continues
-    save: Callable[[Path], None]  # the agents, into a folder; called by all processes
+    resume: bool  # whether run_dir holds an earlier part of this run, which continues
+    save: Callable[[Path], None]  # writes the agents into a folder; a collective call
 
 
 def assemble(
@@ -75,7 +75,7 @@ def assemble(
 ) -> Run[CommonConfig]:
     """Load models, start the reward's workers lazily, and connect the packages' objects.
 
-    ``opened``: closes what has to be closed.
+    ``opened``: receives the callbacks that close them.
     """
     from comlrl import loggers
     from comlrl.external.expert_edits import Fallbacks
@@ -106,7 +106,7 @@ def assemble(
             config.generation,
             config.model_names,
             work.roles,
-            lambda: signals.received is not None,  # a server is not waited for long then
+            lambda: signals.received is not None,  # after a signal, do not wait long for a server
         )
         server = VLLMSampler(team, servers_N, run_dir / "vllm", inner.max_length, sampled)
         opened.callback(server.close)
@@ -134,8 +134,8 @@ def assemble(
         )
 
     def standing() -> dict[str, float]:
-        """Return metrics of every record: how often ``plain`` has answered in an expert's place,
-        and what services were asked since the record before."""
+        """Return the metrics of every record: how often ``plain`` answered instead of an expert,
+        and the services' usage since the last record."""
         counts = api.metrics(services)
         if fallbacks is not None:
             counts["expert_fallbacks"] = fallbacks.count
@@ -170,17 +170,17 @@ def assemble(
 def _close(closed: Logger | Reward) -> None:
     try:
         closed.close()
-    except (OSError, UserError) as error:  # the error that ended the run is the one to tell
+    except (OSError, UserError) as error:  # must not hide the error that ended the run
         print_error(str(error))
 
 
 def encoders(agents: Sequence[AgentConfig], team: Team) -> list[PromptEncoder | None]:
-    """Return what encodes the prompts of each agent; None: a service plays it."""
+    """Return each agent's prompt encoder; None if a service plays the agent."""
     return [None if a.api is not None else team.actor(i).encoder for i, a in enumerate(agents)]
 
 
 def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampler]:
-    """Build the team with the weights that the run begins with, and what samples for it."""
+    """Build the team with its initial weights, its generator, and its sampler."""
     from comlrl.models.pretrained import build_team
     from comlrl.trainers.launch.wiring import init_from
 
@@ -190,16 +190,17 @@ def build_agents(start: Start) -> tuple[Team, Generator, Generator | LatentSampl
     if config.distributed.strategy == "fsdp":
         team.split()
     generator, sampler = build_sampler(config, team)
-    untrained = len(team.trained) < len(team)  # which checkpoints do not hold
+    untrained = len(team.trained) < len(team)  # checkpoints lack untrained agents
     if config.init_from is not None and (start.checkpoint is None or untrained):
         init_from.begin(config, team, sampler)
     return team, generator, sampler
 
 
 def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | None:
-    """Return the language models of ``critic_model``, one for each critic; None: there are none.
+    """Return the ``critic_model`` language models, one per critic; None if the key is not set.
 
-    Raises UserError where one cannot be had, or cannot read what the agents wrote.
+    Raises UserError if the model cannot be loaded, or lacks the agents' tokenizer where it values
+    tokens.
     """
     import torch
 
@@ -209,7 +210,7 @@ def build_critic_team(config: Config, section: PPOConfig, team: Team) -> Team | 
         return None
     key, name = f"{config.online_name}.critic_model", section.critic_model
     if config.agent_model.chat is True:
-        load_encoder(config.agent_model, name, key)  # which may have no chat template
+        load_encoder(config.agent_model, name, key)  # raises if there is no chat template
     torch.manual_seed(config.seed)
     critics = load_team(
         config.agent_model,
@@ -235,7 +236,7 @@ def _words(agent: Agent) -> dict[str, int]:
 
 
 def build_schedule(section: CommonConfig, tasks: Sequence[Any], seed: int) -> TaskSchedule:
-    """Return shuffled epochs, or rounds of them over a part of the tasks each."""
+    """Return a schedule of shuffled epochs; for preferences, of rounds over parts of the tasks."""
     from comlrl.loop.task_schedule import TaskSchedule
 
     schedule = TaskSchedule(tasks, section.batch_size, section.num_train_epochs, seed)
@@ -264,17 +265,17 @@ def saver(team: Team, sampler: Sampler) -> Callable[[Path], None]:
 
 
 def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
-    """Return SHPPO's networks, by which one model acts for all agents; None: there are none."""
+    """Return the networks by which SHPPO's shared model acts for all agents; None if absent."""
     from comlrl.rollout.latent_sampler import LatentSampler
 
     return sampler.policy if isinstance(sampler, LatentSampler) else None
 
 
 def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
-    """Build the generator, and what samples for the agents: itself, or with SHPPO the latents
-    before it.
+    """Build the generator and the agents' sampler, which is the generator itself, or with SHPPO a
+    wrapper that first draws the latents.
 
-    SHPPO's sampler serves any number of agents; its weights are ``sampler.policy``.
+    SHPPO's sampler supports any number of agents; its weights are ``sampler.policy``.
     """
     import torch
 
@@ -305,7 +306,7 @@ def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | La
 
 
 def build_rewards(work: Work) -> tuple[Reward, Reward]:
-    """Build training's reward and evaluation's; they share their workers, and closing one closes
+    """Build the rewards of training and of evaluation. They share workers, so closing one closes
     both."""
     reward = work.build_reward()
     return reward, reward.for_evaluation()
@@ -318,7 +319,7 @@ def build_player(
     reward: Reward,
     fallbacks: Fallbacks | None = None,
 ) -> Rollout | ProgramRollout:
-    """Build what plays the run's program, or grows trees where it has none."""
+    """Build the rollout: it plays the run's program, or grows trees if there is none."""
     from comlrl.programs.rollout import ProgramRollout
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.reading import History
@@ -347,7 +348,7 @@ def build_player(
 
 
 def build_collector(run: Run[PreferenceConfig]) -> Collector:
-    """Build what collects a run's preferences."""
+    """Build the collector of a run's preferences."""
     from comlrl.preferences.collector import Collector
     from comlrl.rollout.grow import Rollout
 
@@ -356,7 +357,7 @@ def build_collector(run: Run[PreferenceConfig]) -> Collector:
         run.section,
         run.rollout,
         run.loop,
-        run.sampling.with_sets(None),  # preferences are of the whole policies
+        run.sampling.with_sets(None),  # log π of pairs is over the full vocabulary
         run.loop.schedule.tasks_of,
         seed=run.config.seed,
         resume=run.resume,
@@ -373,10 +374,11 @@ def build_evaluations(
     best: BestModel | None,
     ahead: OverlappedRollout | None = None,
 ) -> Evaluations:
-    """Build the evaluations of the present policy on held-out tasks; metrics are ``turn_1/…`` and
-    bare names.
+    """Build the evaluations of the current policy on held-out tasks. Metric names have a
+    ``turn_1/…`` prefix or none.
 
-    ``progress`` receives how far the generator is. ``ahead`` is waited for: it uses the reward.
+    ``progress`` receives the generator's progress. An evaluation waits for ``ahead``, which uses
+    the reward too.
     """
     from comlrl.evaluation.estimates import evaluate, pass_rates
     from comlrl.evaluation.metrics import tree_metrics

@@ -1,6 +1,6 @@
 """Locate a configuration's models and data set: a local folder, the hub's cache, or the hub.
 
-The hub is asked once whether it answers, before a library retries for a minute.
+The hub is probed once, because the libraries would retry for a minute.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from comlrl.config.plugins.targets import FROM_PYTHON, passed
 from comlrl.errors import UserError, near
 from comlrl.tasks.json_rows import KINDS
 
-SECONDS = 10.0  # until a hub that does not answer is taken to be out of reach
+SECONDS = 10.0  # timeout after which the hub counts as unreachable
 OFFLINE = "HF_HUB_OFFLINE"
 
 
 def check_model(key: str, name: str, beside: Path) -> None:
-    """Raise UserError for a model that is neither local nor a valid name of the hub.
+    """Raise UserError for a model that is neither a local folder nor a valid name on the hub.
 
-    ``beside``: the configuration's folder, in which paths are looked for.
+    ``beside``: the configuration's folder, against which paths are resolved.
     """
     _check_builtin(key, name, MODELS)
     if name.endswith(".gguf"):
@@ -40,7 +40,7 @@ def check_model(key: str, name: str, beside: Path) -> None:
 
 
 def check_data(name: str, beside: Path) -> None:
-    """Raise UserError for a data set that is neither local nor a valid name of the hub."""
+    """Raise UserError for a data set that is neither local nor a valid name on the hub."""
     if name == FROM_PYTHON:
         passed("dataset.name")
         return
@@ -57,10 +57,10 @@ def check_data(name: str, beside: Path) -> None:
 
 
 def check_reachable(named: Sequence[tuple[str, str]], beside: Path) -> None:
-    """Restrict the libraries to the hub's cache where the hub is out of reach.
+    """Restrict the libraries to the hub's cache if the hub cannot be reached.
 
-    Raises UserError for what lies neither here nor there. ``named``: (key, name) of each
-    model and data set that is to be loaded.
+    Raises UserError if a model or data set is then neither local nor cached. ``named``: (key, name)
+    of each model and data set to load.
     """
     named = [(k, n) for k, n in named if n != FROM_PYTHON]
     remote = [(k, n) for k, n in named if not n.startswith("builtin:") and not Path(n).exists()]
@@ -80,19 +80,19 @@ def check_reachable(named: Sequence[tuple[str, str]], beside: Path) -> None:
                 f"{key}: '{wanted}' is not a local folder ({searched(beside)}) and not in the "
                 f"hub's cache, and {why}; use a folder, or a name that is in the cache"
             )
-    os.environ[OFFLINE] = "1"  # for libraries that are imported later
+    os.environ[OFFLINE] = "1"  # read by libraries when they are imported
     constants.HF_HUB_OFFLINE = True
 
 
 def model_folder(name: str) -> Path | None:
-    """Return a model's folder: the builtin's, a local one, or the hub's cache; None: nowhere."""
+    """Return a model's folder: a builtin's, a local one, or in the hub's cache; None if missing."""
     if name in MODELS:
         return MODELS[name]
     return Path(name) if Path(name).is_dir() else _snapshot(name, "model")
 
 
 def _snapshot(name: str, kind: str) -> Path | None:
-    """Return the folder in the hub's cache, if there is one, without asking the hub."""
+    """Return the folder in the hub's cache, if there is one, without contacting the hub."""
     if not _may_be_remote(name):
         return None
     from huggingface_hub import snapshot_download
@@ -105,7 +105,7 @@ def _snapshot(name: str, kind: str) -> Path | None:
 
 
 def _check_builtin(key: str, name: str, builtins: Mapping[str, object]) -> None:
-    """Raise UserError for a name with a colon that is not a builtin one."""
+    """Raise UserError for a name with a colon that is not a builtin."""
     if ":" in name and name not in builtins and not Path(name).exists():
         hint = near(name, builtins, "the builtin are {}")
         raise UserError(f"{key}: '{name}' does not exist; {hint}")
@@ -123,7 +123,7 @@ def _may_be_remote(name: str) -> bool:
 
 
 def _cached_data(name: str) -> bool:
-    """Return whether the hub's cache has files of a data set, or the reader's its rows."""
+    """Return whether a data set is in the hub's cache or in that of ``datasets``."""
     if _snapshot(name, "dataset") is not None:
         return True
     import datasets
@@ -132,7 +132,7 @@ def _cached_data(name: str) -> bool:
 
 
 def _answers() -> bool:
-    """Return whether the hub gives any answer; a refusal and a certificate are answers."""
+    """Return whether the hub responds at all; a refusal or a certificate error counts."""
     import httpx
     from huggingface_hub import constants
 

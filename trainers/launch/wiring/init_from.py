@@ -1,6 +1,6 @@
 """The models that a run starts from, and the weights of ``init_from``.
 
-Torch is imported where weights are read, not before: a wrong path is answered at once.
+Torch is imported only when weights are read, so a wrong path is reported at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from comlrl.models.team import Team
     from comlrl.types import Sampler
 
-# Of PEFT's adapters: what ours are not, and what other value would change what they compute.
+# PEFT settings of a plain LoRA adapter; other values would change what it computes.
 PLAIN: dict[str, Any] = {
     "peft_type": "LORA", "use_dora": False, "use_rslora": False, "lora_bias": False,
     "bias": "none", "modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {},
@@ -31,26 +31,26 @@ PLAIN: dict[str, Any] = {
     "use_bdlora": None, "arrow_config": None, "kasa_config": None, "monteclora_config": None,
     "target_parameters": [], "trainable_token_indices": None,
 }  # fmt: skip
-# Values of init_lora_weights that leave the base's weights as they are; PiSSA and others do not.
+# Values of init_lora_weights that leave the base weights unchanged; PiSSA and others change them.
 BASE_STAYS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
-TRANSPOSED = ("gpt2", "openai-gpt")  # with Conv1D layers, for which PEFT sets fan_in_fan_out
+TRANSPOSED = ("gpt2", "openai-gpt")  # use Conv1D layers, for which PEFT sets fan_in_fan_out
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Weights to start from, as they say of themselves."""
+    """The initial weights, as described by their own files."""
 
     name: str  # as the user wrote it
     lora: bool
     ranks: tuple[tuple[int, float], ...]  # (r, alpha) of each agent; empty where unknown
     bases: tuple[str, ...]  # models of the agents; empty where unknown
-    agents: int  # models or adapters; with SHPPO 1
-    sizes: Mapping[str, int] | None  # of SHPPO's networks, where there are any
+    agents: int  # number of models or adapters; 1 with SHPPO
+    sizes: Mapping[str, int] | None  # sizes of SHPPO's networks, if any
 
 
 def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
-    """Raise UserError if the name of one of these (key, name) is the folder of an adapter or of a
-    run, or is neither a folder nor a name of the hub."""
+    """Raise UserError if a name among these (key, name) pairs is the folder of an adapter or of a
+    run, or is neither a folder nor a name on the hub."""
     for key, name in named:
         hub.check_model(key, name, beside)
         folder = Path(name)
@@ -70,7 +70,7 @@ def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
 
 
 def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
-    """Raise UserError where ``lora.target_modules`` names layers that no available model has."""
+    """Raise UserError if ``lora.target_modules`` names layers that no available model has."""
     modules = lora.target_modules
     if not lora.enabled or modules == "all-linear":
         return
@@ -97,9 +97,9 @@ def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
 
 
 def begin(config: Config, team: Team, sampler: Sampler) -> None:
-    """Give a new team, and SHPPO's sampler, the weights of ``init_from``.
+    """Load the weights of ``init_from`` into a new team, and into SHPPO's sampler.
 
-    Raises UserError where they do not fit.
+    Raises UserError if they do not fit.
     """
     source, _ = check(config)
     held = weights.read_start(Path(source.name))
@@ -119,12 +119,12 @@ def begin(config: Config, team: Team, sampler: Sampler) -> None:
 
 
 def read_source(name: str, models: Sequence[str], beside: Path) -> Source:
-    """Return the weights in a folder, the value of ``init_from``. Raise UserError where there are
+    """Describe the weights in the folder that ``init_from`` names. Raises UserError if there are
     none.
 
     Args:
-        models: the agents', to which its adapters are to fit.
-        beside: the configuration's folder, in which paths are looked for.
+        models: the agents' models, which the adapters have to fit.
+        beside: the configuration's folder, against which paths are resolved.
     """
     path = Path(name)
     if not path.exists():
@@ -180,7 +180,7 @@ def _sizes(facts: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _adapter(folder: Path, name: str, models: Sequence[str]) -> tuple[int, float, str]:
-    """Read r, alpha and base of an adapter. Raise UserError if it is not a plain LoRA.
+    """Read r, alpha and base of an adapter. Raises UserError if it is not a plain LoRA.
 
     ``models``: the agents' models.
     """
@@ -215,8 +215,8 @@ def _may_be_transposed(model: str) -> bool:
 
 
 def check(config: Config) -> tuple[Source, list[str]]:
-    """Return the weights of ``init_from``, and notices. Raise UserError where they are not of this
-    run's form."""
+    """Describe the weights of ``init_from``; also return notices. Raises UserError if they do not
+    match the run's configuration."""
     source = read_source(str(config.init_from), config.agent_models, config.beside)
     where, section, lora = f"init_from: '{source.name}'", config.section, config.lora
     if source.lora != lora.enabled:

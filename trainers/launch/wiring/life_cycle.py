@@ -1,5 +1,5 @@
-"""The life of a process that trains: errors, signals and the ends of other processes → an exit
-code."""
+"""The life cycle of a training process: maps errors, signals and failures of other processes to
+an exit code."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ CONTINUE = "once that is fixed, continue with --resume"
 
 @dataclass
 class LifeCycle:
-    """State of a process, from its first check on."""
+    """State of a training process, from its first check on."""
 
     signals: Signals
-    raises: bool  # what the user has to fix, in place of printing it
-    opened: ExitStack = field(default_factory=ExitStack)  # closed once an error is printed
+    raises: bool  # raise errors that the user has to fix, instead of printing them
+    opened: ExitStack = field(default_factory=ExitStack)  # closed after an error is printed
     code: int = 0
-    # Whether the other processes wait to hear of an error: they do until training begins.
+    # Whether the other processes wait for news of an error, as they do until training begins.
     awaited: bool = True
-    loop: Loop | None = None  # once it trains
+    loop: Loop | None = None  # set when training begins
     write_pages: Callable[[], None] = lambda: None
 
     def begin_training(self, loop: Loop, write_pages: Callable[[], None]) -> None:
-        """Begin what a checkpoint keeps. ``write_pages``: for an interrupted run."""
+        """Record that training begins, so that errors can save a checkpoint. ``write_pages``:
+        called if the run is interrupted."""
         self.loop, self.write_pages, self.awaited = loop, write_pages, False
 
     def end(self, error: Exception) -> None:
         """Set the exit code and report the error, once for all processes.
 
-        Raises an error that is neither the user's nor the disk's.
+        Re-raises errors of the program itself; with ``raises``, raises the others as UserError.
         """
         if isinstance(error, PeerFailed):
             self.code = error.code
@@ -75,18 +76,18 @@ class LifeCycle:
             raise error if isinstance(error, UserError) else UserError(text) from error
 
     def interrupt(self, interrupted: Interrupted) -> None:
-        """Write the pages of a run that a signal has ended, once its loggers are closed."""
+        """Close the loggers of a run that a signal has ended, then write its pages."""
         if self.loop is None or interrupted.path is None:
             return
         from comlrl.processes import distributed
 
-        distributed.all_gather("interrupted")  # nobody leaves while the main one saves
+        distributed.all_gather("interrupted")  # keeps the others alive while the main process saves
         self.opened.close()
         if distributed.is_main():
             self.write_pages()
 
     def _in_one_line(self, error: Exception) -> tuple[str, int] | None:
-        """Return message and exit code; None: a mistake in the program."""
+        """Return message and exit code; None: a bug in the program."""
         line = in_one_line(error)
         if self.loop is None:
             return line
@@ -98,20 +99,20 @@ class LifeCycle:
             from comlrl.update.non_finite import explanation
 
             return explanation(error, self.loop.counters.steps + 1, self.loop.run_dir), 1
-        if isinstance(error, SafetensorError):  # of a full disk: nothing is read by now
+        if isinstance(error, SafetensorError):  # the disk is full; reading has ended by now
             return f"weights could not be saved: {one_line(str(error))}; {CONTINUE}", 1
         return line
 
     def _is_awaited(self, error: Exception) -> bool:
-        """Return whether other processes wait for this one where it has failed."""
+        """Return whether other processes are waiting at the point where this one failed."""
         if self.loop is None:
             return self.awaited
         from comlrl.loop.checkpoint import CheckpointError
 
-        return isinstance(error, CheckpointError)  # the main process writes them alone
+        return isinstance(error, CheckpointError)  # only the main process writes checkpoints
 
     def _save(self) -> None:
-        """Save what was done before a step whose sampling cannot be finished."""
+        """Save the state before a step whose sampling cannot be finished."""
         loop = self.loop
         if loop is None:
             return
@@ -123,17 +124,17 @@ class LifeCycle:
 
 @contextmanager
 def life_cycle(*, raises: bool = False) -> Iterator[LifeCycle]:
-    """Map what ends a process to ``LifeCycle.code``, and print a line that says why.
+    """Set ``LifeCycle.code`` when the process ends, and print a line that says why.
 
-    0: done. 1: a server, the disk, a number that is not finite, another process. 2: a mistake of
-    the user's. 130 and 143: SIGINT and SIGTERM. Errors of the program itself are raised.
+    0: success. 1: a server, the disk, a non-finite number or another process failed. 2: the user's
+    mistake. 130 and 143: SIGINT and SIGTERM. Errors of the program itself are raised.
 
     Args:
         raises: raise UserError and Interrupted, for callers from Python.
     """
     with ExitStack() as handlers:
         life = LifeCycle(Signals(), raises)
-        with suppress(ValueError):  # only a program's first thread hears of signals
+        with suppress(ValueError):  # only the main thread can handle signals
             handlers.enter_context(life.signals)
         try:
             with life.opened:
@@ -162,21 +163,21 @@ def _say_interrupted(text: str) -> None:
 
 def _lost_peer(error: Exception) -> bool:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return False  # without torch
+        return False  # torch was never loaded
     from comlrl.processes import distributed
 
     return distributed.lost_peer(error)
 
 
 def _tell(code: int, saves: bool) -> bool:
-    """Tell all processes that this one ends; return whether it is the one to print why."""
+    """Tell all processes that this one ends; return whether it should print the reason."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
     from comlrl.processes import distributed
 
     if saves:
         return distributed.give_up(code, saves=True)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, as soon as the first has left
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent by torchrun once the first process exits
     distributed.start()
     first = distributed.give_up(code)
     distributed.stop()

@@ -1,4 +1,4 @@
-"""A trained team, ready to act, for scripts that have no command line."""
+"""Loading a trained team for sampling, in scripts without a command line."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def load_sampler(run: str | Path) -> Sampler:
-    """Load what samples for the agents of a run (or its ``best_model``, or a checkpoint of it).
+    """Load the sampler of a run's agents (or of its ``best_model``, or of one of its checkpoints).
 
-    With SHPPO it gives each agent its latent before it asks the shared policy. Raises UserError
-    where there are no weights.
+    With SHPPO, the sampler draws each agent's latent before it samples from the shared policy.
+    Raises UserError if there are no weights.
     """
     return load_agents(weights.locate(run))[1]
 
 
 def load_agents(trained: Trained) -> tuple[Team, Sampler]:
-    """Load a run's team, and what samples for it. Raises UserError as ``load_sampler``."""
+    """Load a run's team and its sampler. Raises UserError like ``load_sampler``."""
     from comlrl.models.pretrained import build_team
     from comlrl.trainers.launch.wiring.assembly import build_sampler
 
@@ -38,9 +38,9 @@ def load_agents(trained: Trained) -> tuple[Team, Sampler]:
 
 
 def config_of(trained: Trained) -> Config:
-    """Return the configuration of the run that made the weights, as stored with them.
+    """Return the configuration of the run that produced the weights, as stored with them.
 
-    Raises UserError for a plain model's folder, which says nothing of a team.
+    Raises UserError for the folder of a plain model, which does not describe a team.
     """
     if trained.config_file is None:
         raise UserError(f"'{trained.name}' has no config.yaml above it; use the folder of a run")

@@ -1,4 +1,4 @@
-"""The devices that a run asks for, and how their kernels compute."""
+"""Checks of a run's devices, and settings of their kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comlrl.errors import UserError
 
 
 def check_devices(devices: Sequence[str], shares_base: bool) -> None:
-    """Raise UserError where ``agent_devices`` cannot be followed."""
+    """Raise UserError for ``agent_devices`` that this machine or the team cannot use."""
     import torch
 
     from comlrl.processes import distributed
@@ -40,7 +40,7 @@ def check_devices(devices: Sequence[str], shares_base: bool) -> None:
 
 
 def deterministic() -> None:
-    """Use kernels whose sums are bit-equal in every run; an operation that has none raises.
+    """Use kernels whose sums are bit-equal in every run; an operation without such a kernel raises.
 
     The sampler turns this off for itself (``comlrl.rollout.generation``).
     """
@@ -49,8 +49,8 @@ def deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # Its backward pass is not deterministic, and it builds a plan for every new shape, of which
-    # packed batches have many: flash and memory-efficient attention take its place.
+    # cuDNN attention has a nondeterministic backward pass, and plans anew for each of the many
+    # shapes of packed batches. Flash and memory-efficient attention are used instead.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # peft's own call, nothing that a user could change
+    # The call is in peft, so users cannot avoid the warning.
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

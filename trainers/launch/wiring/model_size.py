@@ -15,20 +15,20 @@ from comlrl.trainers.launch.wiring.hub import model_folder
 if TYPE_CHECKING:
     import torch
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # of a weight
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}  # per weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """A model's size; None, or no layers: unknown."""
+    """A model's size. Fields that are None or empty are unknown."""
 
     parameters: int | None
-    source: str  # how that is known
+    source: str  # where the size comes from
     layers: frozenset[str] = frozenset()  # names of the modules that hold weights
-    linear: Mapping[str, int] | None = None  # inputs + outputs of linear layers but for the head
+    linear: Mapping[str, int] | None = None  # inputs + outputs of linear layers, except the head
     nonlinear: frozenset[str] = frozenset()  # embeddings and norms
-    cache: int | None = None  # numbers that a token has in the key/value cache
-    left: int | None = None  # numbers that a token leaves for the backward pass
+    cache: int | None = None  # numbers per token in the key/value cache
+    left: int | None = None  # numbers per token stored for the backward pass
 
     def adapter(self, lora: LoraSection) -> int | None:
         """Return the parameters of one agent's LoRA adapter; None: unknown."""
@@ -41,7 +41,7 @@ class ModelSize:
 
 
 def is_target(layer: str, wanted: str | list[str]) -> bool:
-    """Return whether ``lora.target_modules`` (a pattern, or names) means a layer, as PEFT does.
+    """Return whether ``lora.target_modules`` (a pattern, or names) matches a layer, as in PEFT.
     Raises UserError for a malformed pattern."""
     if isinstance(wanted, str):
         try:
@@ -55,8 +55,8 @@ def is_target(layer: str, wanted: str | list[str]) -> bool:
 
 
 def model_size(name: str) -> ModelSize:
-    """Return the size of what ``config.json`` builds on the meta device; where it is not at hand,
-    the parameters that a size such as ``3B`` in the name says."""
+    """Return the size of the model that ``config.json`` builds on the meta device; without that
+    file, the number of parameters from a size such as ``3B`` in the name."""
     folder = model_folder(name)
     size = None if folder is None else _built(str(folder))
     if size is not None:
@@ -83,7 +83,7 @@ def _built(folder: str) -> ModelSize | None:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception:  # the readers' many kinds; a run tells which
+    except Exception:  # transformers raises many types; a run reports it
         return None
     head = model.get_output_embeddings()
     sizes = config.get_text_config()
@@ -109,7 +109,7 @@ def _built(folder: str) -> ModelSize | None:
 
 
 def _is_nonlinear(module: torch.nn.Module) -> bool:
-    """Return whether a module is an embedding, or has vectors alone for weights, as a norm has."""
+    """Return whether a module is an embedding, or has only vectors as weights, like a norm."""
     import torch
 
     sizes = [parameter.ndim for parameter in module.parameters(recurse=False)]

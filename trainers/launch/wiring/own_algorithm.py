@@ -1,4 +1,4 @@
-"""A user's own algorithm: where a run's section class is, so that the run can be read again."""
+"""Custom algorithms: the location of a run's section class, with which its config is read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from comlrl.config import algorithms as configs
 from comlrl.config.plugins.targets import Target, load
 from comlrl.errors import UserError
 
-FILE = "algorithm.json"  # of a run: name → module:Section
+FILE = "algorithm.json"  # in a run directory: name → module:Section
 
 
 def add(algorithm: str, section: type) -> None:
-    """Let this process read the section of an algorithm that does not ship."""
+    """Register the section of a custom algorithm in this process."""
     if not _is_section(section):
         raise TypeError(f"the section of `{algorithm}` must be a dataclass on CommonConfig")
     shipped = configs.SECTIONS.get(algorithm)
@@ -27,8 +27,8 @@ def add(algorithm: str, section: type) -> None:
 
 
 def keep(folder: Path, algorithm: str, section: type) -> None:
-    """Write where the class of the run's section is, and a copy of the script that defines it;
-    nothing for an algorithm that ships."""
+    """Write the location of the run's section class, and a copy of the script if that defines it;
+    do nothing for an algorithm that ships with the package."""
     if _ships(section):
         return
     module = section.__module__
@@ -41,10 +41,10 @@ def keep(folder: Path, algorithm: str, section: type) -> None:
 
 
 def all_sections(*folders: Path | None) -> dict[str, type[configs.CommonConfig]]:
-    """Return the sections of all algorithms, and those of the runs in ``folders``, whose modules
-    are imported; the first of each name.
+    """Return the sections of all algorithms, including those of the runs in ``folders``, whose
+    modules are imported. If names repeat, the first one counts.
 
-    Raises UserError for a damaged file and a module that cannot be imported.
+    Raises UserError for a damaged file or a module that cannot be imported.
     """
     sections: dict[str, type[configs.CommonConfig]] = {}
     for folder in folders:

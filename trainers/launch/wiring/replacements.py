@@ -13,14 +13,13 @@ from comlrl.trainers.launch.wiring import weights
 from comlrl.trainers.launch.wiring.weights import Trained
 
 NOBODY = ("untrained", "silent")
-# one of those, another agent of the team, or the agent of that place of another team
+# a name in NOBODY, another agent of the team, or another team, whose agent at the same index acts
 Other = str | int | Trained
-MOST = 5  # agents: every subset of them is evaluated
+MOST = 5  # agents, as every subset of them is evaluated
 
 
 def parse(items: Sequence[str], teams: Sequence[Trained]) -> list[tuple[str, str | Trained]]:
-    """Return each place, as written, with who acts there: a run where there is one of that path.
-    Raise UserError."""
+    """Parse ``place=who`` items; ``who`` is a run if its path exists. Raises UserError."""
     if items and (len(teams) != 1 or teams[0].model is not None):
         raise UserError("--replace: needs the run of a team; name it with --checkpoint")
     pairs: list[tuple[str, str | Trained]] = []
@@ -42,7 +41,7 @@ def check(
     team: Sequence[AgentConfig],
     roles: Sequence[str],
 ) -> dict[int, Other]:
-    """Return the places as numbers. Raise UserError where an agent cannot act there."""
+    """Return the replacement for each agent index. Raises UserError if one is not possible."""
     size = section.num_agents
     replaced: dict[int, Other] = {}
     for text, other in pairs:
@@ -89,7 +88,7 @@ def _agent(
     more: Sequence[str] = (),
     otherwise: str = "is not an agent of this team",
 ) -> int:
-    """Return the agent of a number, or of a role. Raise UserError."""
+    """Return the index of an agent named by number or role. Raises UserError."""
     if text.isdecimal() and int(text) < size:
         return int(text)
     if text.isdecimal():
@@ -101,7 +100,7 @@ def _agent(
 
 
 def label(who: Other) -> str:
-    """Describe in words who acts in an agent's place."""
+    """Describe a replacement in words."""
     if isinstance(who, Trained):
         return who.name
     return f"agent {who}" if isinstance(who, int) else who

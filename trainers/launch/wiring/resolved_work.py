@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from comlrl.models.prompt_encoder import PromptEncoder
 
 BUILTIN = ("code", "writing", *ARENA)
-OPTIONAL = ("for_evaluation", "close")  # checked in a user's reward if it has them
-NEEDED = ("task", "roles", "templates", "values", "problem")  # of a domain; it inherits the others
+OPTIONAL = ("for_evaluation", "close")  # checked in a custom reward if present
+NEEDED = ("task", "roles", "templates", "values", "problem")  # others have defaults in ``Domain``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """The work of a run. Every command resolves it once and passes it on."""
 
-    prompts: Prompts  # the domain's, with those of ``prompts`` in their places
-    domain_target: Target | None  # whose domain it is, where it is the user's own
-    roles: tuple[str, ...]  # of the run's agents
-    reward: Callable[..., Reward]  # its class
-    reward_target: Target | None  # whose class it is, where it is the user's own
-    reward_arguments: Mapping[str, Any]  # what it is made with, settings of ``sandbox`` included
-    rewards_each: bool  # whether the reward gives each agent its own, by what its class says
-    own_rewards: bool  # whether agents learn from those
+    prompts: Prompts  # the domain's, with overrides from the ``prompts`` section
+    domain_target: Target | None  # the source of a custom domain
+    roles: tuple[str, ...]  # the roles of the run's agents
+    reward: Callable[..., Reward]  # the reward's class
+    reward_target: Target | None  # the source of a custom reward
+    reward_arguments: Mapping[str, Any]  # arguments of the class, including ``sandbox`` settings
+    rewards_each: bool  # whether the reward's class declares individual rewards of agents
+    own_rewards: bool  # whether agents learn from individual rewards
     mode: external.Mode
-    default_mode: str  # what ``external.mode: null`` stands for
-    program: Program | None  # what plays the tasks' episodes; None: agents act in turns
+    default_mode: str  # the meaning of ``external.mode: null``
+    program: Program | None  # plays the tasks' episodes; None: agents act in turns
     sources: tuple[Source, ...]  # the files of the user's own modules, by name
 
     @property
@@ -59,7 +59,7 @@ class Work:
         return self.prompts.domain
 
     def read_by(self, encoder_N: Sequence[PromptEncoder | None]) -> Work:
-        """Return this work with prompts for the agents' models; None: a service's."""
+        """Return this work with prompts for the agents' encoders; None: a service plays it."""
         chats_N = [encoder is None or encoder.chats for encoder in encoder_N]
         thinks_N = [encoder is not None and encoder.opens_thought for encoder in encoder_N]
         services = [agent for agent, encoder in enumerate(encoder_N) if encoder is None]
@@ -74,7 +74,7 @@ class Work:
         return dataclasses.replace(self, prompts=prompts)
 
     def build_reward(self) -> Reward:
-        """Build the reward, its workers started lazily. Raise what its class raises."""
+        """Build the reward; its workers start lazily. Raises what its class raises."""
         if self.reward_target is None:
             return self.reward(**self.reward_arguments)
         with self.reward_target.calling():
@@ -83,9 +83,9 @@ class Work:
 
 
 def resolve_work(config: Config) -> Work:
-    """Import and check what the configuration names, before anything heavy loads.
+    """Import and check the configured domain, reward and program, before anything heavy loads.
 
-    Raises UserError for what cannot work.
+    Raises UserError if they cannot work.
     """
     domain, domain_target = _domain(config.domain, config.folder)
     section, own_reward = config.section, config.reward.target
@@ -112,7 +112,7 @@ def resolve_work(config: Config) -> Work:
             domain.check_arguments(config.reward.arguments, agents)
         except ValueError as error:
             raise UserError(str(error)) from error
-    # the domain's first may read facts that only its shipped reward reports
+    # The domain's first mode may need facts that only its shipped reward reports.
     default = "plain" if own_reward is not None else next(iter(domain.modes()), "plain")
     settings = dataclasses.replace(config.external, mode=config.external.mode or default)
     mode = external.find(settings, domain, config.folder, domain_target)
@@ -145,9 +145,9 @@ def resolve_work(config: Config) -> Work:
 
 
 def _roles(prompts: Prompts, agents: int, key: str, program: Program | None) -> tuple[str, ...]:
-    """Return the agents' roles; a program names them, and need not ask for the domain's prompts.
-    Raise UserError for a team or templates that the domain does not have. ``key``: what gives the
-    number of ``agents``."""
+    """Return the agents' roles; a program names its own and may ignore the domain's prompts.
+    Raises UserError for a team size or templates that the domain does not support. ``key``: the
+    setting that determines the number of ``agents``."""
     try:
         roles = prompts.domain.roles(agents)
     except ValueError as error:
@@ -161,8 +161,8 @@ def _roles(prompts: Prompts, agents: int, key: str, program: Program | None) -> 
 def check_baseline(
     name: str, num_agents: int, sampling: Mapping[str, RoleSampling], domain: Domain
 ) -> None:
-    """Raise UserError if the domain has no such team. Baselines act by the domain's prompts and
-    roles, and not by a program, even if the run has one."""
+    """Raise UserError if the domain does not support the baseline's team. Baselines use the
+    domain's prompts and roles, even if the run has a program."""
     size = 1 if name == "single" else num_agents
     try:
         roles = domain.roles(size)
@@ -187,7 +187,7 @@ def sandbox_workers(workers: int | None) -> int:
 def _check_facts(
     mode: external.Mode, reward: Callable[..., Reward], reward_name: str | None
 ) -> None:
-    """Raise UserError for a mode that reads what the reward does not report."""
+    """Raise UserError for a mode that needs facts that the reward does not report."""
     wanted, facts = mode.facts_read, getattr(reward, "facts", None)
     if wanted is not None and not (isinstance(facts, type) and issubclass(facts, wanted)):
         raise UserError(
@@ -198,7 +198,7 @@ def _check_facts(
 
 
 def _domain(name: str, folder: Path) -> tuple[Domain, Target | None]:
-    """Return ``domain`` as the object that it names, and the user's target if it is theirs."""
+    """Return the object that ``domain`` names, and its target if it is a custom domain."""
     if name == "code":
         from comlrl.rewards.code.domain import CODE
 
@@ -214,7 +214,7 @@ def _domain(name: str, folder: Path) -> tuple[Domain, Target | None]:
 
 
 def _domain_target(name: str, folder: Path) -> Target:
-    """Check and return a user's domain."""
+    """Load and check a custom domain."""
     if ":" not in name and name != FROM_PYTHON:
         hint = near(name, BUILTIN, "choose from {}, or use module:NAME")
         raise UserError(f"domain: unknown domain '{name}'; {hint}")
@@ -235,7 +235,7 @@ def _domain_target(name: str, folder: Path) -> Target:
 
 
 def _check_attributes(target: Target) -> None:
-    """Check what a domain has beside its methods."""
+    """Check the attributes of a domain that are not methods."""
     fields = target.obj.fields
     if not isinstance(fields, list | tuple) or not all(isinstance(name, str) for name in fields):
         raise UserError(f"{target}: its `fields` is {fields!r}; use a tuple of names")
@@ -249,7 +249,7 @@ def _check_attributes(target: Target) -> None:
 def _domain_reward(
     domain: Domain, domain_target: Target | None
 ) -> tuple[Callable[..., Reward], Target | None]:
-    """Return the class of a domain's reward, and the user's target if it is theirs."""
+    """Return the class of a domain's reward, and its target if the domain is a custom one."""
     if domain_target is None:
         return domain.reward, None
     cls = domain_target.obj.reward

@@ -17,8 +17,8 @@ KEYS = tuple(field.name for field in fields(RoleSampling))
 
 
 def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
-    """Return how the agents of the algorithm's section sample, or those of a baseline, by their
-    roles. Where the section says null, ``agent_model`` says how."""
+    """Return the sampling settings of the agents or of a baseline's agents, by their roles. A null
+    in the section is replaced by the value in ``agent_model``."""
     section, model = config.section, config.agent_model
     drawn: dict[str, Any] = {
         name: getattr(model if getattr(section, name) is None else section, name)
@@ -31,7 +31,7 @@ def sampling(config: Config, roles: Sequence[str], greedy: bool = False) -> Samp
 
 
 def evaluated(config: Config, roles: Sequence[str], greedy: bool = False) -> Sampling:
-    """Return how the same agents sample in evaluations (``evaluation``)."""
+    """Return the agents' sampling settings in evaluations (section ``evaluation``)."""
     trained, changes = sampling(config, roles, greedy), asdict(config.evaluation)
     if greedy:
         changes |= {"temperature": None, "top_p": None}

@@ -1,4 +1,4 @@
-"""Training and evaluation tasks, and which of them the models have room for."""
+"""Training and evaluation tasks, filtered by whether they fit the models' context."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def fitting(
     sampling: Sampling,
 ) -> list[Task]:
     """Return the tasks whose first prompts leave room for a completion. A program's prompts are
-    known once it is played.
+    not checked, as they are known only during play.
 
-    ``encode``: an agent's prompt → tokens. ``length``: of prompt and completion together.
+    ``encode``: (agent, prompt) → tokens. ``length``: the limit of prompt and completion together.
 
-    Raises UserError, naming the row, where one does not, unless ``on_bad_row: skip``.
+    Raises UserError, naming the row, if a prompt is too long, unless ``on_bad_row: skip``.
     """
     if work.program is not None:
         return tasks
@@ -84,8 +84,8 @@ def token_bound(
     shape: Shape,
     sampling: Sampling,
 ) -> Callable[[Task], int] | None:
-    """Return what bounds the tokens of a task's first turn: its prompts, and completions of full
-    length. None for programs, whose prompts are known once they are played.
+    """Return a function that bounds the tokens of a task's first turn: its prompts and completions
+    of full length. None for programs, whose prompts are known only during play.
 
     ``encode``: as in ``fitting``.
     """

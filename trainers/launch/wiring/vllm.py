@@ -1,4 +1,4 @@
-"""``generation.backend: vllm``: what a server cannot do, whether it is there, and its client."""
+"""``generation.backend: vllm``: checks of settings and servers, and construction of the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comlrl.rollout.vllm.replies import KEY
 from comlrl.trainers.launch.wiring.model_size import is_target
 from comlrl.trainers.launch.wiring.sampling_settings import sampling
 
-PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # ${NAME} is the shell's
+PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")  # leaves ${NAME} to the shell
 PLACEHOLDERS = ("model", "port", "device")
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config) -> None:
-    """Raise UserError for what a server, which holds one model and adapters on it, cannot
-    sample for."""
+    """Raise UserError for settings that a server, which holds one model and its adapters, does not
+    support."""
     generation, section = config.generation, config.section
     if config.distributed.strategy == "fsdp":
         if generation.backend != "vllm":
@@ -94,8 +94,8 @@ def refuse(config: Config) -> None:
 def check_addresses(
     generation: GenerationConfig, models: Sequence[str], roles: Sequence[str]
 ) -> None:
-    """Raise UserError for servers that cannot be reached, or not be started. ``models``: of each
-    policy."""
+    """Raise UserError for invalid addresses or an invalid ``vllm_command``. ``models``: the model
+    of each policy."""
     if generation.backend != "vllm":
         return
     command = generation.vllm_command
@@ -122,9 +122,9 @@ def check_addresses(
 
 
 def served(config: Config, roles: Sequence[str], run_dir: Path, opened: ExitStack) -> Config:
-    """Start the servers of ``generation.vllm_command``, where there is one, and wait until they
-    answer; ``opened`` ends them. Return the configuration with their addresses. Raises UserError.
-    A collective call."""
+    """Start the servers of ``generation.vllm_command``, if set, and wait until they respond;
+    ``opened`` stops them. Return the configuration with their addresses. Raises UserError. A
+    collective call."""
     generation, models = config.generation, config.model_names
     command, url = generation.vllm_command, generation.vllm_url
     if command is None or generation.backend != "vllm":
@@ -161,7 +161,7 @@ def served(config: Config, roles: Sequence[str], run_dir: Path, opened: ExitStac
 
 
 def _filled(command: str, values: Mapping[str, str]) -> str:
-    """Return a command with the values of its placeholders, quoted for the shell."""
+    """Fill in a command's placeholders with values quoted for the shell."""
 
     def quoted(placeholder: re.Match[str]) -> str:
         return shlex.quote(values[placeholder[1]])
@@ -170,8 +170,8 @@ def _filled(command: str, values: Mapping[str, str]) -> str:
 
 
 def _device(agent_devices: Sequence[str] | None, number: int) -> str:
-    """Return a server's GPU by the name that CUDA_VISIBLE_DEVICES would have it, "" where there
-    is none: first those that do not train, then from the first one on."""
+    """Return a server's GPU as named in CUDA_VISIBLE_DEVICES, "" without GPUs. GPUs that do not
+    train are assigned first, then the others from the first one on."""
     import torch
 
     from comlrl.processes import distributed
@@ -183,8 +183,8 @@ def _device(agent_devices: Sequence[str] | None, number: int) -> str:
 
 
 def check(config: Config, roles: Sequence[str]) -> None:
-    """Raise UserError where a server is to sample, and does not answer, is too small, has another
-    agent's model, or does not return what truncation leaves."""
+    """Raise UserError if a server of the vllm backend does not respond, has too short a context or
+    another agent's model, or does not return the tokens left by truncation."""
     if config.generation.backend != "vllm":
         return
     drawn, least = sampling(config, roles), config.agent_model.max_length
@@ -213,7 +213,7 @@ def check(config: Config, roles: Sequence[str]) -> None:
 
 
 def _check_logprobs(server: Server, base: str, drawn: Sampling) -> None:
-    """Raise UserError where the policy that acts could not be trained."""
+    """Raise UserError if the server's log-probabilities do not suffice to train the policy."""
     try:
         server.check_logprobs(base, support=drawn.truncates)
     except UserError as error:
@@ -233,7 +233,7 @@ def overlapped(
     work: Work,
     fallbacks: Fallbacks | None,
 ) -> OverlappedRollout:
-    """Wrap the rollout so that it may grow its next trees while models are updated."""
+    """Wrap the rollout so that it can grow the next trees while models are updated."""
     from comlrl.rollout.grow import Rollout
     from comlrl.rollout.overlap import OverlappedRollout
 
@@ -241,7 +241,7 @@ def overlapped(
     assert server is not None and corrected is not None
     if fallbacks is None:
         return OverlappedRollout(rollout, server, rollout.transition, corrected.weigh)
-    ahead = type(fallbacks)()  # those of the step that is grown ahead, until it is logged
+    ahead = type(fallbacks)()  # fallbacks of the step grown ahead, until it is logged
     transition = work.mode.build(work.prompts, ahead)
 
     def taken(used: bool) -> None:
@@ -252,7 +252,7 @@ def overlapped(
 
 
 def prefetch(rollout: OverlappedRollout) -> Callable[[Step | None], None]:
-    """Return what has the next step's trees grown beforehand."""
+    """Return a function that starts growing the next step's trees; None releases the rollout."""
 
     def begin(step: Step | None) -> None:
         if step is None:
@@ -269,7 +269,7 @@ def servers(
     roles: Sequence[str],
     ending: Callable[[], bool] = lambda: False,
 ) -> tuple[Servers, ...]:
-    """Return the servers of each policy; one object for policies with the same servers."""
+    """Return the servers of each policy; policies with the same servers share one object."""
     from comlrl.rollout.vllm.servers import Servers
 
     urls_N = urls(generation.vllm_url, models, roles)
@@ -279,15 +279,15 @@ def servers(
 
 
 def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the addresses of the servers of each policy, in their order.
+    """Return the server addresses of each policy, in the order of policies.
 
-    ``value``: the key's; ``models``: of each policy; ``roles``: the agents'. Raises UserError for
-    an invalid address, for a policy without a server, and for a server of two models.
+    ``value``: the key's value; ``models``: the model of each policy; ``roles``: the agents' roles.
+    Raises UserError for an invalid address, a policy without a server, and a server of two models.
     """
     if not isinstance(value, Mapping):
         urls_N = [_addresses(KEY, value)] * len(models)
     else:
-        roles = roles if len(roles) == len(models) else ()  # else a policy acts for several
+        roles = roles if len(roles) == len(models) else ()  # a shared policy has no role
         names = dict.fromkeys([*roles, *models])
         for name in value:
             if name not in names:
@@ -315,7 +315,7 @@ def urls(value: Any, models: Sequence[str], roles: Sequence[str]) -> tuple[tuple
 def _is_address(url: Any) -> bool:
     try:
         return url.startswith(("http://", "https://")) and urlsplit(url).port != 0
-    except (AttributeError, ValueError):  # no text; a host or port that is none
+    except (AttributeError, ValueError):  # not a string; an invalid host or port
         return False
 
 

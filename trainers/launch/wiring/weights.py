@@ -1,6 +1,6 @@
-"""Trained weights on disk: what a path holds, and how a team takes it.
+"""Trained weights on disk: finding them under a path, and loading them into a team.
 
-Torch is imported where weights are read, not before: a wrong path is answered at once.
+Torch is imported only when weights are read, so a wrong path is reported at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from comlrl.types import Sampler
 
 MODEL_KEYS = ("name", "tokenizer_kwargs", "model_kwargs", "special_tokens")
-WORK = (  # what it was trained to do
+WORK = (  # keys that describe the work that a team was trained on
     "domain", "prompts", "reward.target", "reward.arguments", "program.target",
     "program.command", "program.agents",
 )  # fmt: skip
@@ -46,13 +46,13 @@ SIZES = {"latent_dim": "latent_dim", "hidden": "latent_hidden", "rank": "heterog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The location of a team's weights: the first of these places that is set."""
+    """The location of a team's weights: the first path field that is set."""
 
     name: str  # as the user wrote it
     model: Path | None = None  # an ordinary transformers model, for every agent
     final_model: Path | None = None  # folder of agent_0/, agent_1/, …
     checkpoint: Path | None = None  # checkpoints/step_NNNNNN of a run
-    run_dir: Path | None = None  # the run that made it; its newest good checkpoint is taken
+    run_dir: Path | None = None  # their run, whose newest valid checkpoint is the last resort
 
     @property
     def config_file(self) -> Path | None:
@@ -60,17 +60,17 @@ class Trained:
 
     @property
     def weights(self) -> str:
-        """Return ``final_model``, ``step_NNNNNN`` or the model's folder; of a ``pinned`` one."""
+        """Return ``final_model``, ``step_NNNNNN`` or the model's folder, after ``pinned``."""
         place = self.model or self.final_model or self.checkpoint
         assert place is not None
         return place.resolve().name
 
 
 def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
-    """Determine what a run directory, a ``final_model``, a checkpoint or a model folder holds.
+    """Locate the weights in a run directory, a ``final_model``, a checkpoint or a model folder.
 
-    A run's final model is taken where there is one, else its newest checkpoint, else its best
-    model. Raises UserError, naming ``option``, where there are no weights.
+    In a run, the final model takes precedence over the newest checkpoint, and that over the best
+    model. Raises UserError, naming ``option``, if there are no weights.
     """
     name, path = str(path), Path(path)
     if (path / "agent_0").is_dir():
@@ -98,9 +98,9 @@ def locate(path: str | Path, option: str = "--checkpoint") -> Trained:
 
 
 def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) -> str:
-    """Return the algorithm whose section a file has, beside those that it reads as well.
+    """Return the algorithm whose section a file contains. Extra sections that it reads are allowed.
 
-    Raises UserError where there is none, or more than one.
+    Raises UserError if there is none, or more than one.
     """
     sections = [name for name in algorithms if name in tree]
     fitting = [name for name in sections if set(sections) <= set(sections_of(name, algorithms))]
@@ -119,7 +119,8 @@ def run_algorithm(tree: Mapping[str, Any], algorithms: Algorithms, file: str) ->
 def settings(
     trained: Trained, algorithm: str, algorithms: Algorithms, source: str
 ) -> list[Setting]:
-    """Return the settings of the weights: base model, LoRA, number of agents; for ``algorithm``."""
+    """Return the settings stored with the weights, for use with ``algorithm``: base model, LoRA,
+    number of agents."""
     if trained.model is not None:
         return [Setting("agent_model.name", str(trained.model), source)]
     facts = {} if trained.final_model is None else of_folder(trained.final_model)
@@ -142,22 +143,22 @@ def settings(
 
 
 def _fits(facts: Mapping[str, Any], section: type[CommonConfig]) -> bool:
-    """Return whether an algorithm's agents can act by weights with these facts."""
+    """Return whether an algorithm's agents can use weights with these settings."""
     if facts[HETEROGENEOUS] or section.heterogeneous:
         return facts[HETEROGENEOUS] == section.heterogeneous
     return not facts.get("shared_policy") or section.may_share_policy
 
 
 def load_run(folder: Path) -> Config:
-    """Return the configuration of a run, read as any file is; older spellings print no notice.
+    """Return the configuration of a run. Older spellings are read without a notice.
 
-    Raises UserError where it is damaged.
+    Raises UserError if the file is damaged.
     """
     return read_config(folder / CONFIG, own_algorithm.all_sections(folder)).build()
 
 
 def read_config(file: Path, algorithms: Algorithms) -> Loader:
-    """Return a loader that has read a file of any of these algorithms."""
+    """Return a loader with the settings of a file, whichever of these algorithms it is for."""
     algorithm = run_algorithm(load_yaml(file), algorithms, str(file))
     loader = Loader(algorithm, sections_of(algorithm, algorithms))
     loader.read(file)
@@ -165,8 +166,8 @@ def read_config(file: Path, algorithms: Algorithms) -> Loader:
 
 
 def of_run(config: Config) -> dict[str, Any]:
-    """Return the settings of a run's weights: key → value, and whether they are one
-    policy with a latent for each agent (``heterogeneous``); and what they were trained to do."""
+    """Return the settings of a run's weights, key → value: models, the work that they were trained
+    on, and whether they are one policy with a latent for each agent (``heterogeneous``)."""
     section, networks = config.section, config.section.networks
     facts: dict[str, Any] = {f"agent_model.{k}": getattr(config.agent_model, k) for k in MODEL_KEYS}
     facts |= {f"lora.{key}": value for key, value in asdict(config.lora).items()}
@@ -183,7 +184,7 @@ def of_run(config: Config) -> dict[str, Any]:
 
 
 def of_folder(folder: Path) -> dict[str, Any]:
-    """Return the settings of weights in a folder of agent_0/, agent_1/, …, as ``of_run`` does."""
+    """Return the settings of weights in a folder of agent_0/, agent_1/, …, like ``of_run``."""
     sizes = folder / HETEROGENEOUS / "config.json"
     facts: dict[str, Any] = {HETEROGENEOUS: sizes.is_file()}
     if sizes.is_file():
@@ -204,7 +205,7 @@ def of_folder(folder: Path) -> dict[str, Any]:
 
 
 def adapter_settings(file: Path) -> dict[str, Any]:
-    """Return an adapter's settings, in PEFT's format. Raise UserError where one of ``LORA`` is
+    """Return an adapter's settings in PEFT's format. Raises UserError if one of ``LORA`` is
     missing."""
     adapter = read_json(file)
     if missing := [key for key in LORA.values() if key not in adapter]:
@@ -213,7 +214,7 @@ def adapter_settings(file: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a mapping. Raise UserError, naming the file, where there is none."""
+    """Read a JSON object. Raises UserError, naming the file, if it does not contain one."""
     try:
         held = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -224,9 +225,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
-    """Pin the checkpoint that a run without a final model is read from.
+    """Pin the newest valid checkpoint if a run has no final model.
 
-    Raises UserError where none is whole.
+    Raises UserError if no checkpoint is complete.
     """
     from comlrl.loop import checkpoint
 
@@ -242,10 +243,10 @@ def pinned(trained: Trained, option: str = "--checkpoint") -> Trained:
 def read_weights(
     trained: Trained, option: str = "--checkpoint"
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the tensors of each ``agent_N``, as ``Team.load_tensors`` takes them; with SHPPO also
+    """Read the tensors of each ``agent_N``, for ``Team.load_tensors``; with SHPPO also
     ``heterogeneous``.
 
-    Raises UserError, naming ``option``, where they are damaged.
+    Raises UserError, naming ``option``, if they are damaged.
     """
     from safetensors import SafetensorError
 
@@ -263,8 +264,8 @@ def read_weights(
 
 
 def _untrained(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the agents that a run did not train, which its checkpoints lack, from its
-    ``init_from``; those that are their base alone are left out."""
+    """Read a run's untrained agents, which its checkpoints lack, from its ``init_from``; leave out
+    agents that equal their base model."""
     if trained.run_dir is None or not (trained.run_dir / CONFIG).is_file():
         return {}
     config = load_run(trained.run_dir)
@@ -278,14 +279,14 @@ def _untrained(trained: Trained) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def read_start(place: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Read the weights of ``init_from``, a team's or one adapter. Raise UserError."""
+    """Read the weights of ``init_from``: a team's, or a single adapter. Raises UserError."""
     if (place / ADAPTER).is_file():
         return {"agent_0": read_adapter(place)}
     return read_weights(locate(place, "init_from"), "init_from")
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Read an adapter in PEFT's format. Raise UserError where it is damaged."""
+    """Read an adapter in PEFT's format. Raises UserError if it is damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -307,8 +308,8 @@ def _components(folder: Path, ending: str) -> list[Path]:
 
 
 def load_weights(trained: Trained, team: Team, sampler: Sampler) -> None:
-    """Load the weights into a team, and with SHPPO its sampler; a plain model's are there
-    already."""
+    """Load the weights into a team, and with SHPPO into its sampler. Plain models need no loading:
+    the team was built from them."""
     if trained.model is not None:
         return
     weights = read_weights(trained)
