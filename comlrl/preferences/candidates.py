@@ -168,8 +168,8 @@ def read_sets(path: Path, num_agents: int) -> list[CandidateSet]:
         sizes |= {len(c.prompts_N) for c in item.candidates_K if c.prompts_N is not None}
         if sizes != {num_agents}:
             raise PreferenceError(
-                f"preferences: line {number} of '{path}' is of {min(sizes - {num_agents})} agents, and "
-                f"num_agents={num_agents}"
+                f"preferences: line {number} of '{path}' is of {min(sizes - {num_agents})} "
+                f"agents, and num_agents={num_agents}"
             )
         sets.append(item)
     return sets
