@@ -273,7 +273,7 @@ def heterogeneous_policy(sampler: Sampler) -> HeterogeneousPolicy | None:
 
 def build_sampler(config: Config, team: Team) -> tuple[Generator, Generator | LatentSampler]:
     """Build the generator and the agents' sampler, which is the generator itself, or with SHPPO a
-    wrapper that first draws the latents.
+    sampler that first draws the latents.
 
     SHPPO's sampler supports any number of agents; its weights are ``sampler.policy``.
     """
