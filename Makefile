@@ -23,7 +23,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[test]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[test]'
 	touch $@
 
 quickstart: setup
@@ -64,7 +64,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[docs]'
 	touch $@
 
 # constraints.txt for all of them, but for what a torch build brings itself.

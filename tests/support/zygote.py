@@ -49,9 +49,22 @@ def run(algorithm: str, argv: list[str]) -> int:
 
 
 def preload() -> None:
-    """Whatever a run imports, so that its copies need not."""
+    """Import whatever a run imports, so that its copies need not; and draw no charts.
+
+    The charts of a report take as long as the rest of a small run. Tests of the report draw them,
+    and so do the runs of ``test_train_magrpo.py``, which are started from the command line.
+    """
     for name in MODULES:
         importlib.import_module(name)
+    from comlrl.loggers.report import pictures
+
+    def write_empty(charts: object, *paths: Path, **_: object) -> list[Path]:
+        for path in paths:
+            path.write_bytes(b"")
+        return list(paths)
+
+    pictures.svg = lambda *_: ""
+    pictures.write_charts = write_empty
 
 
 def fork(request: dict[str, Any]) -> int:

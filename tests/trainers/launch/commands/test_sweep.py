@@ -362,14 +362,8 @@ def _first_point(file: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_first_point_of_a_grid_really_trains(tmp_path):
-    file = ROOT / "configs" / "sweeps" / "magrpo_learning_rate_generations.yaml"
-    assert _first_point(file, tmp_path)["updates"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", SWEEPS, ids=lambda file: file.stem)
-def test_first_point_of_every_sweep_really_trains(file, tmp_path):
+@pytest.mark.parametrize("file", SWEEPS[:2], ids=lambda file: file.stem)
+def test_first_point_of_a_sweep_really_trains(file, tmp_path):
     assert _first_point(file, tmp_path)["updates"] >= 1
 
 
