@@ -56,11 +56,12 @@ def preload() -> None:
     """
     for name in MODULES:
         importlib.import_module(name)
+    from comlrl import files
     from comlrl.loggers.report import pictures
 
     def write_empty(charts: object, *paths: Path, **_: object) -> list[Path]:
         for path in paths:
-            path.write_bytes(b"")
+            files.replace(path, b"")
         return list(paths)
 
     pictures.svg = lambda *_: ""
