@@ -1,8 +1,8 @@
 """What every test shares: its suite, one thread a process, and where the benchmark problems lie.
 
 There are three suites (see the Makefile). ``SUITES`` lists the files that are not in the default
-suite. Of the other files, what is marked ``slow`` and the cases that ``sample(n)`` leaves out are
-in ``runs``.
+suite. Of the other files, what is marked ``slow``, what starts runs by ``zygote``, and the cases
+that ``sample(n)`` leaves out are in ``runs``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         suite = suite_of(item.path.as_posix())
+        if suite is None and "zygote" in getattr(item, "fixturenames", ()):
+            suite = "runs"
         if suite is not None or item.get_closest_marker("slow") is not None:
             item.add_marker(suite or "runs")
         elif item.get_closest_marker("sample") is not None:

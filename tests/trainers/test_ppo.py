@@ -254,7 +254,7 @@ def plain_advantages(trainer, chains, i, values_of=None):
     return expected
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_credit_of_a_step_is_what_the_equations_say(name, tmp_path):
     """The trainer's advantages against a plain recomputation from the trees."""
@@ -322,7 +322,7 @@ def plain_losses(trainer, chains):
     return [{k: torch.cat(v).mean() for k, v in of.items()} for of in (of_policies, of_critics)]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_gradients_are_those_of_single_losses(name, tmp_path, monkeypatch):
     trainer = stirred(
@@ -563,7 +563,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(algorithm, more, tmp_path, monke
         assert lines[0] == lines[1]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["ippo", "ippo by turns", "mappo", "shared mappo",
                                   "ippo by a model", "mappo by a model"])  # fmt: skip
 def test_a_team_learns(name, tmp_path):

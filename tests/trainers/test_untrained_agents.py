@@ -89,6 +89,7 @@ def test_an_agents_learning_rate_is_its_optimizers(tmp_path):
     assert [optimizer.peak for optimizer in trainer.optimizers] == [0.5, 0.25]
 
 
+@pytest.mark.slow
 def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
     """Train aux against a frozen main, then main against that aux: stopped and resumed, the
     second run has the bits of the whole one."""
@@ -134,6 +135,7 @@ def test_a_run_whose_partner_has_changed_or_gone_is_not_resumed(tmp_path, capsys
     assert run(resumed, *second, "--resume", max_steps=2) == 0
 
 
+@pytest.mark.slow
 def test_adapters_of_other_ranks_and_layers(tmp_path):
     """Each agent's adapter is its own; weights are saved, evaluated and started from."""
     lora = "agents.main.lora={r: 2, target_modules: [q_proj, v_proj]}"

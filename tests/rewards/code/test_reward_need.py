@@ -73,10 +73,32 @@ TASK = code_task("t", "", TEST, "f")
 SQUARE = "def aux(x):\n    return x * x\n"
 
 
-def scored(aux: str | tuple[str, ...], main: str, **settings):
-    helpers = (aux,) if isinstance(aux, str) else aux
-    with CodeReward(workers=1, **settings) as reward:
-        return reward.score([JointAction(TASK, (*helpers, main))])[0].facts
+@pytest.fixture(scope="module")
+def reward_of():
+    """A reward with one worker, by its settings; tests with the same settings share it."""
+    rewards: dict[tuple, CodeReward] = {}
+
+    def with_settings(**settings) -> CodeReward:
+        key = tuple(sorted(settings.items()))
+        if key not in rewards:
+            rewards[key] = CodeReward(workers=1, **settings)
+        return rewards[key]
+
+    yield with_settings
+    for reward in rewards.values():
+        reward.close()
+
+
+@pytest.fixture(scope="module")
+def scored(reward_of):
+    """The facts of a team's program."""
+
+    def facts(aux: str | tuple[str, ...], main: str, **settings):
+        helpers = (aux,) if isinstance(aux, str) else aux
+        action = JointAction(TASK, (*helpers, main))
+        return reward_of(**settings).score([action])[0].facts
+
+    return facts
 
 
 @pytest.mark.parametrize(
@@ -95,7 +117,7 @@ def scored(aux: str | tuple[str, ...], main: str, **settings):
         ("return x * x + 1", False),
     ],
 )  # fmt: skip
-def test_needed(main, needed):
+def test_needed(scored, main, needed):
     """A helper is needed where nothing else will do in place of its results."""
     seconds = 1.0 if "while" in main else 10.0  # without the helper it may not end
     breakdown = scored(SQUARE, f"def f(x):\n    {main}\n", measure_need=True, timeout=seconds)
@@ -119,35 +141,34 @@ def test_needed(main, needed):
     ],
 )
 @pytest.mark.parametrize("tests", [4, 1])
-def test_what_a_constant_or_its_argument_can_do_needs_no_helper(aux, expression, tests):
+def test_what_a_constant_or_its_argument_can_do_needs_no_helper(reward_of, aux, expression, tests):
     """Main solves the task alone; the helper is there for show."""
     aux = f"def aux(x, y=None):\n    {aux}\n"
     main = f"def f(x):\n    y = {expression}\n    return y\n"
     task = code_task("t", "", "\n".join(TEST.split("\n")[: tests + 1]), "f")
-    with CodeReward(workers=1, bonus="team") as reward:
-        score = reward.score([JointAction(task, (aux, main))])[0]
+    (score,) = reward_of(bonus="team").score([JointAction(task, (aux, main))])
     assert score.facts.passed_all and score.facts.needed == ("f",)
     assert score.value == pytest.approx(2.5)
 
 
-def test_a_list_that_is_sorted_in_place_is_no_argument():
+def test_a_list_that_is_sorted_in_place_is_no_argument(reward_of):
     """What the program gets in place of the result is the argument as it was."""
     test = "def check(candidate):\n    assert candidate([2, 1]) == 1\n"
     test += "    assert candidate([3, 2]) == 2\n"
     aux = "def aux(x):\n    x.sort()\n    return x\n"
     main = "def f(x):\n    y = aux(list(x))\n    return y[0]\n"
-    with CodeReward(workers=1, measure_need=True) as reward:
-        score = reward.score([JointAction(code_task("t", "", test, "f"), (aux, main))])[0]
+    action = JointAction(code_task("t", "", test, "f"), (aux, main))
+    (score,) = reward_of(measure_need=True).score([action])
     assert score.facts.needed == ("aux", "f")
 
 
-def test_a_helper_that_calls_itself_is_replaced_once():
+def test_a_helper_that_calls_itself_is_replaced_once(scored):
     aux = "def aux(x):\n    return 0 if x == 0 else aux(x - 1) + 2 * x - 1\n"
     breakdown = scored(aux, "def f(x):\n    y = aux(x)\n    return y + 1\n", measure_need=True)
     assert breakdown.needed == ("aux", "f")
 
 
-def test_of_several_helpers_each_by_itself():
+def test_of_several_helpers_each_by_itself(scored):
     aux2 = "def aux2(x):\n    return x\n"
     main = "def f(x):\n    y, z = aux(x), aux2(x)\n    return y + 1 + 0 * z\n"
     breakdown = scored((SQUARE, aux2), main, bonus="team")
@@ -156,7 +177,7 @@ def test_of_several_helpers_each_by_itself():
     assert breakdown.uses_aux == breakdown.not_wrapper == 0.0
 
 
-def test_need_is_not_measured_where_nobody_asks_or_a_test_fails():
+def test_need_is_not_measured_where_nobody_asks_or_a_test_fails(scored):
     main = "def f(x):\n    y = aux(x)\n    return y + 1\n"
     assert scored(SQUARE, main).needed is None
     half = main.replace("y + 1", "y + (x < 4)")
@@ -165,7 +186,7 @@ def test_need_is_not_measured_where_nobody_asks_or_a_test_fails():
     assert breakdown.uses_aux == breakdown.not_wrapper == 0.0
 
 
-def test_the_share_of_tests_scales_the_bonuses():
+def test_the_share_of_tests_scales_the_bonuses(scored):
     half = "def f(x):\n    aux(x)\n    y = aux(x)\n    return y + (x < 4)\n"
     any_test, share = scored(SQUARE, half), scored(SQUARE, half, bonus="share")
     # 0.4 + 0.6 + 0.5 + 0.5 of the tests, and 0.5 + 1.0 − 0.5, of which half
@@ -174,7 +195,7 @@ def test_the_share_of_tests_scales_the_bonuses():
     assert (share.uses_aux, share.not_wrapper, share.aux_ignored) == (0.25, 0.5, -0.25)
 
 
-def test_the_replacement_leaves_no_name_behind():
+def test_the_replacement_leaves_no_name_behind(scored):
     main = "def f(x):\n    y = aux(x)\n    return y + 1 + ('__another__' in globals())\n"
     assert ast.parse(main)
     assert scored(SQUARE, main, measure_need=True).needed == ("aux", "f")
@@ -229,14 +250,13 @@ TEAMS = {
 
 
 @pytest.mark.parametrize("name", TEAMS)
-def test_both_sides_are_measured(name):
+def test_both_sides_are_measured(reward_of, name):
     """Who is needed, the metrics that say so, and what ``bonus=team`` pays."""
     helpers, main, needed = TEAMS[name]
     helpers = (helpers,) if isinstance(helpers, str) else helpers
     texts = (*helpers, f"def f(xs):\n    {main}\n")
     action = JointAction(code_task("t", "", SHARED, "f"), texts)
-    with CodeReward(workers=1, bonus="team") as reward:
-        (score,) = reward.score([action])
+    (score,) = reward_of(bonus="team").score([action])
     assert score.facts.passed_all and score.facts.needed == needed
     roles = (*("aux", "aux2")[: len(helpers)], "f")
     is_team = set(needed) == set(roles)
@@ -249,12 +269,11 @@ def test_both_sides_are_measured(name):
     assert score.parts["team"] == (1.5 if is_team else 0.0)
 
 
-def test_one_agent_gets_the_bonus_of_a_team_for_passing_all_tests():
+def test_one_agent_gets_the_bonus_of_a_team_for_passing_all_tests(reward_of):
     task = code_task("t", "", SHARED, "f")
     mains = ("return sorted(x * x for x in xs if x % 2 == 0)", "return 1")
-    with CodeReward(workers=1, bonus="team") as reward:
-        actions = [JointAction(task, (f"def f(xs):\n    {main}\n",)) for main in mains]
-        solved, unsolved = reward.score(actions)
+    actions = [JointAction(task, (f"def f(xs):\n    {main}\n",)) for main in mains]
+    solved, unsolved = reward_of(bonus="team").score(actions)
     assert (solved.value, solved.parts["team"]) == (pytest.approx(3.6), 1.5)
     assert unsolved.parts["team"] == 0.0 and unsolved.facts.needed is None
 
