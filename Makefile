@@ -9,6 +9,8 @@ UV_VERSION := 0.13.9
 # uv reads its own variables only; what is configured for pip holds for it, too.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Some container images set it; each process would then compile torch and transformers anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What constraints.txt has pins for; pyproject.toml says the same.
 SUPPORTED := import sys; (3, 10) <= sys.version_info[:2] <= (3, 13) or sys.exit("CoMLRL runs on \
@@ -23,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[test]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[test]'
 	touch $@
 
 quickstart: setup
@@ -64,7 +66,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(VENV)/.docs: $(VENV)/.ready
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[docs]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[docs]'
 	touch $@
 
 # constraints.txt for all of them, but for what a torch build brings itself.
