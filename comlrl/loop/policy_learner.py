@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -129,7 +129,8 @@ class PolicyLearner:
         rows_PN = [[[r for u in part for r in rows_UN[u][i]] for i in agents] for part in parts]
         if section.takes_ratios:  # measure before the weights change, batched as in the updates
             self._each(lambda i: policies[i].measure([rows_N[i] for rows_N in rows_PN[1:]]))
-        sums_N, norms_UN = [_credit_sums(decisions, credit_D, i) for i in agents], []
+        learned = {unit for part in parts for unit in part}
+        sums_N, norms_UN = [_credit_sums(decisions, credit_D, i, learned) for i in agents], []
         updates = list(zip(parts, rows_PN, strict=True)) * section.update_epochs
         for u, (part, rows_N) in enumerate(updates):
             nodes = sum((decisions.nodes_U[unit] for unit in part), Counter[int]())
@@ -227,6 +228,7 @@ class PolicyLearner:
         """Return an agent's metrics. ``sums``: over all processes."""
         totals, section, passes = sums.totals, self.section, self.section.update_epochs
         count, tokens = max(1, totals["completions"]), max(1, totals["sampled_tokens"])
+        learned = max(1, totals["learned_tokens"] * passes)
         variance = totals["credit_squared"] / count - (totals["credit"] / count) ** 2
         metrics = {
             "loss": totals["loss"]
@@ -236,9 +238,9 @@ class PolicyLearner:
             "advantage_std": math.sqrt(max(0.0, variance)),
         }
         if section.entropy_coef > 0:
-            metrics["entropy"] = totals["entropy"] / (tokens * passes)
+            metrics["entropy"] = totals["entropy"] / learned
         if section.kl_coef > 0:
-            metrics["kl"] = totals["kl"] / (tokens * passes)
+            metrics["kl"] = totals["kl"] / learned
         if section.takes_ratios:
             ratios = totals["tokens"] or math.nan  # none where all returns are equal
             metrics |= {name: totals[name] / ratios for name in ("clip_fraction", "approx_kl")}
@@ -246,21 +248,27 @@ class PolicyLearner:
         return metrics
 
 
-def _credit_sums(decisions: Decisions, credit_D: Sequence[float], agent: int) -> Sums:
-    """Sum statistics of an agent's decisions, including those without a gradient."""
-    sums = Sums(nodes=sum(nodes[agent] for nodes in decisions.nodes_U))
-    for of_nodes in decisions.of_unit():
+def _credit_sums(
+    decisions: Decisions, credit_D: Sequence[float], agent: int, learned: Container[int]
+) -> Sums:
+    """Sum statistics of an agent's decisions, including those without a gradient. Nodes and
+    ``learned_tokens`` are those of the ``learned`` units alone: ``refill`` leaves tasks out."""
+    of_learned = [nodes for unit, nodes in enumerate(decisions.nodes_U) if unit in learned]
+    sums = Sums(nodes=sum(nodes[agent] for nodes in of_learned))
+    for unit, of_nodes in enumerate(decisions.of_unit()):
         for (other, _), numbers in of_nodes.items():
             if other != agent:
                 continue
             credit = [credit_D[n] for n in numbers]
             completions = [decisions[n].completion for n in numbers]
+            tokens = sum(len(c.token_ids) for c in completions)
             sums.add(
                 completions=len(numbers),
                 zeros=sum(c == 0 for c in credit),
                 credit=sum(credit),
                 credit_squared=sum(c * c for c in credit),
-                sampled_tokens=sum(len(c.token_ids) for c in completions),
+                sampled_tokens=tokens,
+                learned_tokens=tokens if unit in learned else 0,
                 logprob=sum(c.logprob for c in completions),
             )
     return sums

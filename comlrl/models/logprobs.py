@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from comlrl.models.agent import Agent
 from comlrl.models.fast.compiled_update import call
@@ -145,7 +145,11 @@ def _head(
         return head_logprobs(hidden_AD, targets_A, support)
     chunks = [(hidden_AD[rows], *rest) for rows, *rest in _parts(targets_A, support, chunk)]
     if not frozen:
-        parts = [checkpoint(head_logprobs, *chunk, use_reentrant=False) for chunk in chunks]
+        contexts = noop_context_fn if agent.router is None else agent.router.checkpoint_contexts
+        parts = [
+            checkpoint(head_logprobs, *chunk, use_reentrant=False, context_fn=contexts)
+            for chunk in chunks
+        ]
         entropies = [e for _, e in parts if e is not None]
         logprob_A = torch.cat([logprobs for logprobs, _ in parts])
         return logprob_A, torch.cat(entropies) if entropy else None

@@ -38,6 +38,7 @@ from comlrl.quoting import one_line
 transformers_logging.disable_progress_bar()  # one for each model read or written
 TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
 MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
+CHECKPOINTING: Mapping[str, Any] = {"use_reentrant": False}
 MODEL_KEY = "agent_model.name"  # the setting that errors name
 
 
@@ -104,6 +105,9 @@ def load_team(
             copied = reference and begun_elsewhere
             peft, copies = _with_adapters(model, name, lora, indices, copied, untrained)
             router = add_router(model)
+            if router is not None and section.gradient_checkpointing:
+                contexts = router.checkpoint_contexts
+                model.gradient_checkpointing_enable({**CHECKPOINTING, "context_fn": contexts})
         elif reference and indices[0] not in untrained:
             frozen = copy.deepcopy(model).requires_grad_(False)
             start = Agent(
@@ -241,7 +245,7 @@ def load_model(
                 parameter.data = parameter.data.clone()
     model.eval()  # dropout in a policy would make sampling and scoring disagree
     if section.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable(dict(CHECKPOINTING))
         model.enable_input_require_grads()
     return model, tokenizer
 

@@ -68,6 +68,10 @@ class Team:
             return False
         switched = any(agent.switches for agent in self.agents)  # of a model, not of a thread
         apart = self.router is not None or not self.shared_base
+        # Without a router, the reference policy switches the adapters of all threads.
+        apart = apart and all(
+            agent.peft is None or agent.router is not None for agent in self.agents
+        )
         return apart and not switched and not self.agents[0].sharded
 
     def split(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from comlrl.config.algorithms import PPOConfig
 from comlrl.credit.decisions import Decisions
+from comlrl.errors import UserError
 from comlrl.models.critics import (
     LanguageCritic,
     TeamCritic,
@@ -63,6 +64,13 @@ class TeamCritics:
         agent = self.team.agents[index]
         if self.section.granularity == "token":
             return TokenCritic(hidden_width(agent)).to(agent.device)
+        widths = {hidden_width(agent) for agent in self.team.agents}
+        if self.centralized and len(widths) > 1:
+            raise UserError(
+                "ppo.critic: 'centralized' reads the hidden states of all agents, whose widths "
+                f"differ ({', '.join(map(str, sorted(widths)))}); set ppo.critic_model, or use "
+                "ppo.critic=independent"
+            )
         return TeamCritic(hidden_width(agent), heads=heads).to(agent.device)
 
     def parts(self) -> Mapping[str, Critic | AgentOptimizer]:
@@ -86,13 +94,10 @@ class TeamCritics:
     def values(self, decisions: Decisions) -> list[StepValues]:
         """Return the step's ``StepValues`` of each critic, with a reader if its passes are
         separate."""
-        seen_PD = None
-        if self.section.granularity == "turn" and self.language_team is None:
-            seen_PD = self._observations(decisions)
         return [
             StepValues(
                 self.section,
-                self._reader(index, network, decisions, seen_PD),
+                self._reader(index, network, decisions),
                 network if isinstance(network, TokenCritic) else None,
                 gamma_token=self.section.gamma_token,
             )
@@ -113,7 +118,7 @@ class TeamCritics:
         return metrics
 
     def _reader(
-        self, index: int, critic: Critic, decisions: Decisions, seen_PD: torch.Tensor | None
+        self, index: int, critic: Critic, decisions: Decisions
     ) -> PooledReader | LanguageReader | None:
         """Return the reader of a critic with separate passes; None for a head that is trained in
         the policy's passes."""
@@ -127,7 +132,7 @@ class TeamCritics:
                 rows_S = history_rows(critic.agent, decisions, views_S)
             return LanguageReader(critic, self.language_team, decisions, rows_S)
         if isinstance(critic, TeamCritic):
-            assert seen_PD is not None
+            seen_PD = self._observations(index, decisions)
             views_S = decisions.views(agents, self.centralized)
             reads = [decisions[number].agent in agents for number in decisions.prompts]
             critic.observe(seen_PD[torch.tensor(reads, dtype=torch.bool)])
@@ -135,16 +140,15 @@ class TeamCritics:
         return None
 
     @torch.no_grad()
-    def _observations(self, decisions: Decisions) -> torch.Tensor:
+    def _observations(self, index: int, decisions: Decisions) -> torch.Tensor:
         """Return the hidden states of each of ``decisions.prompts``, pooled by its agent's policy;
-        shape (P, width)."""
+        shape (P, width). Those that the critic of policy ``index`` does not read are 0."""
         prompts = decisions.prompts
-        seen_PD = torch.zeros(
-            len(prompts), hidden_width(self.team.agents[0]), device=self.team.device
-        )
-        for index in range(len(self.team)):
-            with self.team.acting(index) as agent:
-                for i in self.acting(index):
+        width = hidden_width(self.team.agents[index])
+        seen_PD = torch.zeros(len(prompts), width, device=self.team.device)
+        for policy in range(len(self.team)) if self.centralized else [index]:
+            with self.team.acting(policy) as agent:
+                for i in self.acting(policy):
                     places = [p for p, number in enumerate(prompts) if decisions[number].agent == i]
                     read = [decisions[prompts[place]].prompt_ids for place in places]
                     seen_PD[places] = observations(agent, read).to(self.team.device)

@@ -52,6 +52,7 @@ _ROPES: dict[str, Any] = {
 }
 CONFIGS: dict[str, Any] = {
     "qwen2": lambda: Qwen2Config(**_SHARED, **_LLAMA),
+    "qwen2 of 64": lambda: Qwen2Config(**_SHARED, **(_LLAMA | {"hidden_size": 64})),
     "llama": lambda: LlamaConfig(**_SHARED, **_LLAMA),
     **{
         f"llama with {kind} ropes": functools.partial(

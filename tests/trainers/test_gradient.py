@@ -6,6 +6,7 @@ recursion, runs one unpadded sequence through the model at a time and calls back
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,17 +16,19 @@ import torch
 
 from comlrl.config.algorithms import MAGRPOConfig
 from comlrl.models.fast.decoder import FastDecoder
+from comlrl.models.logprobs import action_logprobs
+from comlrl.models.rows import pack
 from comlrl.models.team import Team
 from comlrl.rollout.generation import Generator
 from comlrl.rollout.grow import Rollout
-from comlrl.types import Sampling, Tree
+from comlrl.types import Row, Sampling, Tree
 from comlrl.update import accumulate
 from comlrl.update.minibatches import like_parts
 from tests.support.fakes import PROMPTS, SEED, FakeReward, FakeTransition, task
 from tests.support.gradients import SAMPLING, fast, flat, shift
 from tests.support.marks import some_slow
 from tests.support.plain import relative, truncated
-from tests.support.tiny_models import PAD, STOPS, config, folder, team
+from tests.support.tiny_models import PAD, STOPS, config, folder, prompt, team
 
 TRUNCATED = Sampling(0.8, 16, top_p=0.9, top_k=40, max_support=300)
 DISCOUNT = 0.9
@@ -302,6 +305,23 @@ def test_checkpointing_recomputes_each_layer_in_the_update_and_nowhere_else(deco
         calls[on, "sampling"] = counted
     assert calls[True] == 2 * calls[False]  # forward, and again on the way back
     assert calls[True, "sampling"] == calls[False, "sampling"]
+
+
+@pytest.mark.parametrize("keys", [{"kind": "mistral"}, {"kind": "qwen2", "lora__dropout": 1e-9}])
+@pytest.mark.parametrize("index", [0, 1])
+def test_recomputation_in_another_thread_has_the_adapter_of_the_forward_pass(keys, index):
+    """On a GPU, autograd recomputes in its own thread, where no adapter was chosen."""
+    row = Row(prompt("hello there"), (prompt("abc def"),), (1.0,), (0,))
+    gradients = []
+    for on in (False, True):
+        agents = team(**keys, agent_model__gradient_checkpointing=on)
+        with agents.acting(index) as agent, agent.learning():
+            loss = -action_logprobs(agent, pack([row], PAD), 1.0).logprob_A.sum()
+            backward = threading.Thread(target=loss.backward)
+            backward.start()
+            backward.join()
+            gradients.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
+    assert gradients[0].norm() > 0 and torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("keys", [{}, {"kind": "gpt2"}, {"agents": True}], ids=str)

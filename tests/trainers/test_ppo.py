@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from comlrl.errors import NonFiniteError
+from comlrl.errors import NonFiniteError, UserError
 from comlrl.loop import checkpoint
 from comlrl.models.critics import LanguageCritic, TeamCritic, TokenCritic, observations
+from comlrl.update import team_critics
 from comlrl.update.optimizer import AgentOptimizer
 from tests.support.plain_chains import chains_of
 from tests.support.processes import python
@@ -123,6 +124,28 @@ def test_a_team_critic_takes_any_number_of_agents_in_any_order():
     seen = torch.randn(3, 4, 8)
     assert critic(seen[:, :2]).shape == critic(seen).shape == (3,)
     torch.testing.assert_close(critic(seen), critic(seen[:, [2, 0, 3, 1]]))
+
+
+def test_independent_critics_read_models_of_any_width_and_a_centralized_one_does_not(tmp_path):
+    models = {"agents": [str(folder("qwen2")), str(folder("qwen2 of 64"))], "num_agents": 2}
+    trainer = build("ppo", tmp_path, share_of_letters, **models, **IPPO, granularity="turn")
+    trainer.train()
+    assert [network.observed.mean.shape for network in trainer.critics.networks] == [(32,), (64,)]
+    assert all(network.observed.mean.any() for network in trainer.critics.networks)
+    with pytest.raises(UserError, match=r"ppo\.critic: .*32, 64"):
+        build("ppo", tmp_path / "mappo", share_of_letters, **models, **MAPPO)
+
+
+def test_an_independent_critic_reads_no_prompt_of_others(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        team_critics, "observations",
+        lambda agent, prompts: read.append(agent.index) or observations(agent, prompts),
+    )  # fmt: skip
+    keys = {"granularity": "turn", "num_agents": 2, "agents": {"aux": {"train": False}}}
+    trainer = build("ppo", tmp_path, share_of_letters, **IPPO, **keys)
+    trainer.credit(rolled(grown(trainer)))
+    assert read == [1]
 
 
 def test_observations_are_masked_means_whatever_the_batch():

@@ -92,19 +92,24 @@ def weights(trainer):
     return [p.detach().clone() for o in trainer.optimizers for p in o.parameters]
 
 
-def test_an_update_is_that_of_the_live_tasks_alone(tmp_path):
-    """Dead tasks count neither in the sum nor in what it is divided by."""
-    refilled = made(tmp_path / "refilled", refill=9, max_steps=1, num_train_epochs=None)
+@pytest.mark.parametrize("more", [{}, {"entropy_coef": 0.01, "kl_coef": 0.1}], ids=str)
+def test_an_update_is_that_of_the_live_tasks_alone(more, tmp_path):
+    """Dead tasks count neither in the sum nor in what it is divided by, nor in what is logged."""
+    keys = {"max_steps": 1, "num_train_epochs": None, **more}
+    refilled = made(tmp_path / "refilled", refill=9, **keys)
     found = kept(refilled.optimizers, steps=True)
     refilled.train()
     live = [name for call in refilled.rollout.reward.calls for name in call if name not in DEAD]
     assert len(live) == SIZE
-    plain = made(tmp_path / "plain", max_steps=1)
+    plain = made(tmp_path / "plain", **keys)
     plainly = kept(plain.optimizers, steps=True)
     wanted = [next(task for task in tasks(COUNT) if task.task_id == name) for name in live]
     plain.loop.schedule = TaskSchedule(wanted, SIZE, None, plain.loop.schedule.seed)
     plain.train()
     torch.testing.assert_close(found, plainly, rtol=1e-4, atol=1e-7)
+    (logged,), (plainly_logged,) = (t.loop.logger.metrics() for t in (refilled, plain))
+    for name in ("loss", *(("entropy", "kl") if more else ())):
+        assert logged[name] == pytest.approx(plainly_logged[name], rel=1e-4), name
 
 
 def test_where_nothing_differs_a_step_is_as_without_refill(tmp_path):

@@ -15,6 +15,7 @@ import contextlib
 import threading
 import types
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -59,6 +60,14 @@ class Router(threading.local):
             yield
         finally:
             self.adapter = before
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager, AbstractContextManager]:
+        """Return the contexts of a checkpoint's forward pass and recomputation (``context_fn`` of
+        ``torch.utils.checkpoint``), so that both use the calling thread's adapter.
+
+        On a GPU, autograd recomputes in a thread of its own.
+        """
+        return contextlib.nullcontext(), self.only(self.adapter)
 
 
 def add_router(model: PreTrainedModel) -> Router | None:
