@@ -14,6 +14,8 @@ from comlrl.quoting import printable
 DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM,
 )  # fmt: skip
+# A path that the user chose and that cannot be one: below a file, an existing folder, too long.
+PATH_ERRORS = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 class UserError(Exception):
@@ -61,11 +63,13 @@ def near(name: str, names: Iterable[str], otherwise: str) -> str:
 
 
 def in_one_line(error: Exception) -> tuple[str, int] | None:
-    """Return the message and exit code of a user or disk error; None for other errors."""
+    """Return the message and exit code of a user, disk or path error; None for other errors."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return f"{error.strerror}{f': {error.filename}' if error.filename else ''}", 1
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and error.filename:
+        return f"'{error.filename}': {error.strerror}; choose another path", 2
     return None
 
 

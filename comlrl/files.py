@@ -91,10 +91,13 @@ def keep(path: str | Path, wanted: Callable[[int, dict[str, Any]], bool]) -> Non
     """Rewrite a JSONL file with the lines that ``wanted(index, line)`` accepts, atomically.
 
     An incomplete last line is removed, and so is a file that becomes empty. A missing file is
-    ignored.
+    ignored. Raises UserError if the file is damaged.
     """
     if Path(path).exists():
-        lines = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]
+        try:
+            lines = [line for index, line in enumerate(read_lines(path)) if wanted(index, line)]
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"'{path}' is damaged ({error}); repair or remove it") from error
         replace(path, "".join(json.dumps(line) + "\n" for line in lines))
         if not lines:
             Path(path).unlink()

@@ -17,7 +17,7 @@ from comlrl import files
 from comlrl.config.resolved import Config
 from comlrl.errors import UserError
 from comlrl.loop import checkpoint
-from comlrl.loop.resume import prepare, write_config
+from comlrl.loop.resume import Change, prepare, write_config
 from tests.support import tiny_models
 from tests.support.runs import (
     ALGORITHMS,
@@ -311,6 +311,17 @@ def test_other_changes_are_refused_unless_forced(tmp_path: Path) -> None:
     assert "magrpo.learning_rate, sandbox.timeout" in str(raised.value)
     assert "--resume-force" in str(raised.value)
     assert prepare(changed, True, True).checkpoint is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "harmless"),
+    [
+        ("magrpo.max_steps", True), ("generation.vllm_url.aux", True), ("output.verbose", True),
+        ("reward.arguments.max_steps", False), ("prompts.save_steps", False), ("seed", False),
+    ],
+)  # fmt: skip
+def test_a_name_that_the_user_chose_is_not_a_harmless_key(key: str, harmless: bool) -> None:
+    assert Change(key, 1, 2).harmless == harmless
 
 
 def test_without_a_checkpoint_it_is_a_fresh_start(tmp_path: Path) -> None:

@@ -115,8 +115,11 @@ class Change:
 
     @property
     def harmless(self) -> bool:
-        section, _, _ = self.key.partition(".")
-        return section in HARMLESS_SECTIONS or self.key.rpartition(".")[2] in HARMLESS_KEYS
+        section, _, rest = self.key.partition(".")
+        if section in HARMLESS_SECTIONS:
+            return True
+        # Users name prompts and the arguments of their rewards themselves.
+        return section != "prompts" and rest.partition(".")[0] in HARMLESS_KEYS
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before!r} → {self.now!r}"

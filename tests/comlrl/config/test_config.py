@@ -15,6 +15,7 @@ from comlrl.config.sections import Root
 from comlrl.errors import UserError
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
+from comlrl.trainers.launch.commands.train import main
 from comlrl.trainers.launch.wiring.vllm import urls
 from tests.support.processes import python
 from tests.support.runs import read_config
@@ -499,6 +500,15 @@ def test_the_servers_of_each_policy(given, agents, expected):
     items = [*VLLM, f"generation.vllm_url={given}", *([f"agents={agents}"] if agents else [])]
     config, _ = parse("--override", *items)
     assert urls(config.generation.vllm_url, config.model_names, ("aux", "main")) == tuple(expected)
+
+
+def test_a_path_that_is_too_long_is_one_line(capsys):
+    name = "x" * 300
+    data = ["--config", QUICKSTART, "--dry-run", "--override", f"dataset.name={name}.jsonl"]
+    for given in (["--config", name], data):
+        assert main("magrpo", None, given) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and name in line
 
 
 @pytest.mark.parametrize(("items", "named"), REFUSED, ids=lambda value: str(value[0]))

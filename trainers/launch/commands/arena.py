@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"--out: '{arena.out}' holds cells with other settings, another budget or "
                     "another version of the script; choose another folder"
                 )
-    except UserError as error:
+    except Exception as error:
         return report(error)
     try:
         failed = run(arena, cells)
@@ -128,6 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
+    except OSError as error:
+        return report(error)
     outcomes += [
         Outcome(*key, seed, reason=r) for key, r in reasons.items() for seed in arena.seeds
     ]

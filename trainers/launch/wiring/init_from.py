@@ -74,6 +74,12 @@ def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
     modules = lora.target_modules
     if not lora.enabled or modules == "all-linear":
         return
+    layers = [modules] if isinstance(modules, str) else modules
+    listed = isinstance(layers, list | tuple) and len(layers) > 0
+    if not listed or not all(isinstance(layer, str) for layer in layers):
+        raise UserError(
+            f"lora.target_modules: {modules!r}; set all-linear or a list of the names of layers"
+        )
     wanted: list[str | list[str]] = (
         [modules] if isinstance(modules, str) else [[w] for w in modules]
     )

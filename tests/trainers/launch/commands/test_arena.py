@@ -69,6 +69,15 @@ def test_mistakes_are_one_line_before_anything_runs(given, named, tmp_path, caps
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("place", ["file", "file/below", "x" * 300])
+def test_a_path_that_cannot_be_a_folder_is_one_line(place, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    cell = ["--algorithms", "magrpo", "--tasks", "climbing", "--seeds", "1"]
+    assert arena.main(["--out", str(tmp_path / place), *cell]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ") and place in line
+
+
 def test_what_an_algorithm_cannot_take_has_a_reason(tmp_path):
     plan = planned(tmp_path, "--seeds", "1")
     assert "reward.by_agent: 'own'" in str(check(plan, "madpo", "dilemma"))

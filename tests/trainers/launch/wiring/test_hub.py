@@ -90,6 +90,9 @@ def test_a_builtin_with_a_slip(key):
         ("[q_proj,embed_tokens]", "'model.embed_tokens'"),
         (".*(q_proj|embed_tokens)", "'model.embed_tokens'"),
         ("[q_proj,input_layernorm]", "'model.layers.0.input_layernorm'"),
+        ("[1]", "[1]"),
+        ("[]", "[]"),
+        ("{q_proj: 1}", "{'q_proj': 1}"),
     ],
 )
 def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, named, capsys):
