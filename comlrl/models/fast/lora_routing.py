@@ -65,7 +65,7 @@ class Router(threading.local):
         """Return the contexts of a checkpoint's forward pass and recomputation (``context_fn`` of
         ``torch.utils.checkpoint``), so that both use the calling thread's adapter.
 
-        On a GPU, autograd recomputes in a thread of its own.
+        On a GPU, autograd recomputes in another thread.
         """
         return contextlib.nullcontext(), self.only(self.adapter)
 

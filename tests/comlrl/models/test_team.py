@@ -39,7 +39,7 @@ def built(kind: str = "qwen2", *, reference: bool = False, **settings) -> Team:
 
 
 def test_agents_whose_reference_switches_adapters_for_all_threads_are_updated_in_turn():
-    """GPT-2's layers have no router, also where each agent has a model of its own."""
+    """GPT-2's layers have no router, also if each agent has a separate model."""
     alone = {"agents": [str(folder("gpt2"))] * 2}
     assert not team("gpt2", **alone).run_parallel
     assert team("gpt2", **alone, lora__enabled=False).run_parallel
