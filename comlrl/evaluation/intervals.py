@@ -16,7 +16,7 @@ def bootstrap_interval(
     width if B is 1."""
     value_B = np.asarray(value_B, dtype=float)
     weight_B = np.ones(len(value_B)) if weight_B is None else weight_B
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed % 2**64)  # a run's seed may be negative
     drawn = generator.integers(len(value_B), size=(RESAMPLES, len(value_B)))
     mass = weight_B[drawn].sum(1)
     sums = (value_B * weight_B)[drawn].sum(1)

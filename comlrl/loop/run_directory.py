@@ -64,15 +64,16 @@ def move_aside(folder: Path) -> Path:
         ) from error
 
 
-def make_writable(folder: Path) -> Path:
+def make_writable(folder: Path, key: str = "output.dir") -> Path:
+    """Make a folder and return it. Raises UserError, naming ``key``, if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # commands that share the folder probe it too
     except OSError as error:
         raise UserError(
-            f"output.dir: '{folder}' cannot be written ({error.strerror}); choose another folder"
+            f"{key}: '{folder}' cannot be written ({error.strerror}); choose another folder"
         ) from error
     return folder
 

@@ -186,7 +186,7 @@ def _fit(
             num_train_epochs=fit.epochs,
             per_device_train_batch_size=fit.batch_size,
             max_length=None,  # pairs that are too long were already left out
-            seed=fit.seed,
+            seed=fit.seed % 2**32,  # NumPy's limit
             train_sampling_strategy="sequential" if fit.in_order else "random",
             # TRL's defaults are bf16 and gradient checkpointing on all devices
             bf16=base.dtype == torch.bfloat16,

@@ -191,6 +191,12 @@ def test_the_fast_way_fits_as_transformers_modules_do(tmp_path, monkeypatch, bas
     assert fast != pytest.approx(untrained, abs=2e-2)
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 32])
+def test_any_seed_of_a_run_fits(tmp_path, seed):
+    fit = Fit(learning_rate=1e-3, epochs=1, batch_size=8, max_length=64, seed=seed)
+    assert fitted(tmp_path, pairs(8), fit=fit).raw(["abo"])
+
+
 def test_a_text_of_several_pairs_is_read_once(tmp_path, monkeypatch):
     """All pairs of abo, abx and aby in one batch, in their order: three texts, not six; the same
     fit as by transformers' modules, which read six."""

@@ -18,6 +18,7 @@ from comlrl.config.plugins.modules import digests, stored_digests
 from comlrl.config.resolved import Config
 from comlrl.config.yaml_values import Setting, parse_override
 from comlrl.errors import UserError, notice
+from comlrl.loop.run_directory import make_writable
 from comlrl.trainers.launch.checks.shipped import config_file
 from comlrl.trainers.launch.checks.validation import validate
 from comlrl.trainers.launch.commands.command_line import Parser
@@ -27,6 +28,7 @@ from comlrl.trainers.launch.wiring.resolved_work import Work, check_baseline
 from comlrl.trainers.launch.wiring.weights import Trained
 
 LIKE_MODELS = ("agents", "agent_model.name", "lora.enabled", "lora.r")  # equal in teams that mix
+MOST_SAMPLES = 10_000  # answers to each task
 # Implemented in comlrl.evaluation.baselines.
 BASELINES = ("single", "naive_concat", "sequential", "discussion")
 
@@ -50,15 +52,19 @@ class Plan:
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
     """Check everything that can be checked without loading a model. Raises UserError."""
+    for option in ("config", "checkpoint", "out", "export_samples"):
+        if getattr(arguments, option) == "":  # e.g. of an unset shell variable
+            name = option.replace("_", "-")
+            raise UserError(f"--{name}: ''; name a file or folder, or leave it out")
     ks, samples = _samples(arguments)
     runs = arguments.cross_play or ()
     if runs and len(runs) < 2:
         raise UserError(f"--cross-play: '{runs[0]}' alone; name two runs or more")
     teams = [weights.locate(run, "--cross-play") for run in runs]
-    if arguments.checkpoint:
+    if arguments.checkpoint is not None:
         teams = [weights.locate(arguments.checkpoint)]
     file = teams[0].config_file if teams else None
-    if arguments.config:
+    if arguments.config is not None:
         file = config_file(arguments.config)
     if not file:
         raise UserError(
@@ -83,6 +89,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
             "--cross-play: the agents of these runs act by one policy, or there is only one; use "
             "teams of several agents"
         )
+    out = None if arguments.out is None else Path(arguments.out)
+    exported = None if arguments.export_samples is None else Path(arguments.export_samples)
+    _check_files(out, exported)
     return Plan(
         config=config,
         work=work,
@@ -92,8 +101,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         ks=ks,
         samples=samples,
         greedy=arguments.greedy,
-        out=Path(arguments.out) if arguments.out else None,
-        export_samples=Path(arguments.export_samples) if arguments.export_samples else None,
+        out=out,
+        export_samples=exported,
         replaced=replaced,
     )
 
@@ -103,14 +112,35 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
         ks = tuple(sorted({int(k) for k in arguments.k.split(",")}))
     except ValueError:
         ks = (0,)
-    if ks[0] < 1:
-        raise UserError(f"--k: {arguments.k!r}; use whole numbers from 1, e.g. 1,3,5,10")
-    samples = arguments.samples or (1 if arguments.greedy else ks[-1])
+    if ks[0] < 1 or ks[-1] > MOST_SAMPLES:
+        raise UserError(
+            f"--k: {arguments.k!r}; use whole numbers from 1 to {MOST_SAMPLES:,}, e.g. 1,3,5,10"
+        )
+    samples = arguments.samples
+    if samples is None:
+        samples = 1 if arguments.greedy else ks[-1]
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise UserError(f"--samples: {samples}; use a whole number from 1 to {MOST_SAMPLES:,}")
     if samples < ks[-1]:
         raise UserError(f"--k: pass@{ks[-1]} needs {ks[-1]} samples for each task, not {samples}")
     if arguments.greedy and samples > 1:
         raise UserError(f"--samples: {samples} greedy answers would be the same; leave it out")
     return ks, samples
+
+
+def _check_files(out: Path | None, exported: Path | None) -> None:
+    """Raise UserError for files that cannot be written, or that would replace each other."""
+    for option, file in (("--out", out), ("--export-samples", exported)):
+        if file is not None and file.is_dir():
+            raise UserError(f"{option}: '{file}' is a folder; name a file in it")
+    if out is not None and out.suffix.lower() in (".md", ".png"):
+        raise UserError(f"--out: '{out}' names the JSON file; use a name that ends in .json")
+    written = () if out is None else (out.resolve(), out.with_suffix(".md").resolve())
+    if exported is not None and exported.resolve() in written:
+        raise UserError(f"--export-samples: '{exported}' is a file of --out; use another name")
+    for option, file in (("--out", out), ("--export-samples", exported)):
+        if file is not None:
+            make_writable(file.parent, option)
 
 
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:

@@ -387,6 +387,47 @@ def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, message):
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("option", "arguments"),
+    [
+        ("--out", ["--out", "OUT/res.md"]),
+        ("--out", ["--out", "OUT/res.PNG"]),
+        ("--out", ["--out", "OUT"]),
+        ("--out", ["--out", "OUT/file/x.json"]),
+        ("--out", ["--out", ""]),
+        ("--export-samples", ["--export-samples", "OUT"]),
+        ("--export-samples", ["--export-samples", "OUT/file/x.jsonl"]),
+        ("--export-samples", ["--export-samples", ""]),
+        ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/new/../e.json"]),
+        ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/e.md"]),
+        ("--checkpoint", ["--checkpoint", ""]),
+        ("--k", ["--k", "99999999999999999999"]),
+        ("--k", ["--k", "1,10001"]),
+        ("--samples", ["--samples", "0"]),
+        ("--samples", ["--samples", "-1"]),
+        ("--samples", ["--samples", "10001"]),
+    ],
+)
+def test_files_and_numbers_are_checked_before_anything_is_sampled(tmp_path, option, arguments):
+    (tmp_path / "file").touch()
+    arguments = [text.replace("OUT", str(tmp_path)) for text in arguments]
+    with pytest.raises(UserError, match=f"^{option}: "):
+        script.make_plan(script.parse_arguments(["--config", QUICK, *arguments]))
+
+
+def test_an_empty_config_is_not_the_runs_own(runs):
+    with pytest.raises(UserError, match=r"^--config: "):
+        script.make_plan(script.parse_arguments(["--checkpoint", str(runs[0]), "--config", ""]))
+
+
+def test_files_in_a_new_folder_and_the_most_samples_are_planned(tmp_path):
+    out = tmp_path / "new" / "e.json"
+    arguments = ["--config", QUICK, "--out", str(out), "--k", "1,10000"]
+    plan = script.make_plan(script.parse_arguments(arguments))
+    assert (plan.out, plan.samples) == (out, 10_000)
+    assert list(out.parent.iterdir()) == []
+
+
 def _like(run: Path, folder: Path, **changes: object) -> Path:
     """A copy of a run, checkpoint only, whose configuration says something else."""
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("final_model"))
@@ -596,6 +637,11 @@ def test_bootstrap_interval_against_a_plain_loop():
     low, high = bootstrap_interval(values, seed=5)
     assert low == pytest.approx(np.percentile(means, 2.5))
     assert high == pytest.approx(np.percentile(means, 97.5))
+
+
+def test_bootstrap_interval_of_a_negative_seed():
+    low, high = bootstrap_interval([0.0, 1.0, 4.0], seed=-1)
+    assert 0 <= low < high <= 4
 
 
 @pytest.mark.slow
