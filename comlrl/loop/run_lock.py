@@ -1,4 +1,4 @@
-"""A lock that limits a folder to one run; it is released whenever the holding process ends."""
+"""A lock that limits a folder to one run or sweep; it is released when the holding process ends."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ def refuse_in_use(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing folder. Raises UserError if another process holds it."""
+def hold(folder: Path, setting: str = "output.dir") -> Iterator[None]:
+    """Hold the lock of a folder, which is created if it is missing. Raises UserError, naming the
+    ``setting`` that chose the folder, if another process holds the lock."""
     path = folder / FILE
     lock = FileLock(path, mode=0o644)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0.5)  # ``holder`` may hold it for a moment
     except Timeout:
-        raise _in_use(folder, _text(path)) from None
+        raise _in_use(folder, _text(path), setting) from None
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise UserError(
-                f"output.dir: '{path}' cannot be written ({error.strerror}); choose another folder"
+                f"{setting}: '{path}' cannot be written ({error.strerror}); choose another folder"
             ) from error
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -68,7 +70,7 @@ def _text(path: Path) -> str:
     return "another process"
 
 
-def _in_use(folder: Path, who: str) -> UserError:
+def _in_use(folder: Path, who: str, setting: str = "output.dir") -> UserError:
     return UserError(
-        f"output.dir: '{folder}' is in use by {who}; wait until that ends, or choose another folder"
+        f"{setting}: '{folder}' is in use by {who}; wait until that ends, or choose another folder"
     )

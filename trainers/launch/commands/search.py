@@ -19,6 +19,8 @@ from typing import Any
 
 import optuna
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -75,24 +77,27 @@ class Sweep:
             return line + [f"--{item}" for item in more]
         return [*line, "--override", *more] if more else line
 
-    def identity(self) -> str:
+    def identity(self, overrides: Sequence[str], seed: int) -> str:
         """Return a text that is equal for sweeps whose points are interchangeable."""
         parameters = {name: distribution_to_json(d) for name, d in self.parameters.items()}
         fields = (self.program, self.method, self.metric, self.maximize, parameters, self.command)
-        return json.dumps(fields)
+        return json.dumps((*fields, overrides, seed))
 
 
 def read_sweep(path: str | Path) -> Sweep:
     """Read a sweep file in W&B's format. Raises UserError, naming the key, if it is invalid."""
     path = config_file(path, "sweep file", CONFIGS / "sweeps")
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.safe_load(text)
         check_values(tree, f"sweep file: '{path}'")
+        if isinstance(tree, dict):
+            OmegaConf.create(text)  # refuses duplicate keys
     except OSError as error:
         raise UserError(f"sweep file: '{path}' cannot be read ({error.strerror})") from None
     except RecursionError:
         raise UserError(f"sweep file: '{path}' is nested too deep") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         line = " ".join(str(error).split())
         raise UserError(f"sweep file: '{path}' is not valid YAML: {line}") from None
     if not isinstance(tree, dict):
@@ -177,10 +182,13 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
+def open_study(
+    sweep: Sweep, folder: Path, overrides: Sequence[str] = (), seed: int = 0
+) -> optuna.Study:
     """Open the study in a sweep's folder, or create it.
 
-    Raises UserError if the folder contains another sweep, or the state of an earlier version.
+    Raises UserError if the folder contains another sweep, one with other overrides or another seed,
+    or the state of an earlier version.
     """
     if (folder / "points.json").exists() and not (folder / JOURNAL).exists():
         raise UserError(
@@ -202,9 +210,12 @@ def open_study(sweep: Sweep, folder: Path) -> optuna.Study:
             f"--dir: '{folder / JOURNAL}' is damaged, or cannot be written ({error}); choose "
             "another folder"
         ) from None
-    identity = sweep.identity()
+    identity = sweep.identity(overrides, seed)
     if study.user_attrs.get("sweep", identity) != identity:
-        raise UserError(f"--dir: '{folder}' holds another sweep; choose another folder")
+        raise UserError(
+            f"--dir: '{folder}' holds another sweep, or one with other --override or --seed; "
+            "choose another folder"
+        )
     study.set_user_attr("sweep", identity)
     return study
 

@@ -15,8 +15,10 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from comlrl.config.yaml_values import parse_override
 from comlrl.errors import UserError, print_error, report
 from comlrl.files import read_lines, tolerant_terminal
+from comlrl.loop.run_lock import hold
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all
 from comlrl.trainers.launch.commands.command_line import Parser, print_written
@@ -33,10 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweep = read_sweep(arguments.file)
         if arguments.jobs < 1 or (arguments.count is not None and arguments.count < 1):
             raise UserError("--count, --jobs: use at least 1")
+        for item in arguments.override:
+            parse_override(item)
         folder = Path(arguments.dir or Path("outputs/sweeps") / Path(arguments.file).stem)
-        study = open_study(sweep, folder)
+        with hold(folder, "--dir"):
+            return run_sweep(sweep, folder, arguments)
     except UserError as error:
         return report(error)
+
+
+def run_sweep(sweep: Sweep, folder: Path, arguments: argparse.Namespace) -> int:
+    """Run the points that are left, write the results, and return the exit code."""
+    study = open_study(sweep, folder, arguments.override, arguments.seed)
     runs = child_runs(study, sweep, folder, arguments)
     try:
         with contextlib.closing(run_all(runs, arguments.jobs)) as ended:

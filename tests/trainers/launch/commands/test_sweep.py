@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from comlrl.errors import UserError
+from comlrl.loop.run_lock import hold
 from comlrl.trainers.launch.commands import sweep as script
 from comlrl.trainers.launch.commands.command_line import parse_arguments, resolve
 from comlrl.trainers.launch.commands.search import (
@@ -225,6 +226,48 @@ def _command_lines() -> list[bytes]:
     return lines
 
 
+def test_a_folder_is_limited_to_one_sweep_until_that_is_killed(tmp_path, capsys):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [99]}})
+    folder = tmp_path / "s"
+    command = [sys.executable, str(ROOT / "sweep.py"), str(file), "--dir", str(folder)]
+    process = subprocess.Popen(command, cwd=ROOT)
+    until((folder / "point_000" / "config.yaml").exists, process)
+    with hold(folder / "point_000"):  # a run's own lock is another one
+        assert script.main(command[2:]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --dir:") and f"process {process.pid}" in line
+    assert states(read_sweep(file), folder) == ["RUNNING"]
+    process.kill()
+    process.wait()
+    assert script.main(command[2:]) == 0
+    assert states(read_sweep(file), folder) == ["COMPLETE"]
+
+
+@pytest.mark.parametrize("more", [["--override", "b.z=8"], ["--override", "b.z=7", "--seed", "1"]])
+def test_a_sweep_goes_on_only_with_the_same_overrides_and_seed(tmp_path, capsys, more):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [1, 2]}})
+    arguments = [str(file), "--dir", str(tmp_path / "s")]
+    assert script.main([*arguments, "--count", "1", "--override", "b.z=7"]) == 0
+    capsys.readouterr()
+    assert script.main([*arguments, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --dir:")
+    assert len(_rows(tmp_path / "s")) == 1
+
+
+def test_duplicate_keys_are_refused(tmp_path):
+    file = _sweep_file(tmp_path, {"a.x": {"values": [1]}})
+    file.write_text(file.read_text() + "method: random\n")
+    with pytest.raises(UserError, match="duplicate key method"):
+        read_sweep(file)
+
+
+def test_a_file_that_holds_only_a_number_is_refused(tmp_path):
+    (tmp_path / "sweep.yaml").write_text("5")
+    with pytest.raises(UserError, match="sweep file"):
+        read_sweep(tmp_path / "sweep.yaml")
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -284,6 +327,11 @@ def test_mistakes_on_the_command_line_are_one_line(tmp_path, capsys):
     assert script.main([str(tmp_path / "no.yaml")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert script.main([str(SWEEPS[0]), "--jobs", "0"]) == 2
+    capsys.readouterr()
+    folder = tmp_path / "s"
+    assert script.main([str(SWEEPS[0]), "--dir", str(folder), "--override", "foo"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --override:") and not folder.exists()
 
 
 def test_the_last_value_of_the_metrics_own_phase(tmp_path):
