@@ -54,7 +54,6 @@ CASES = {
     "shppo": ("shppo", ORDER | TURNS, [MEAN]),
     "madpo": ("madpo", ORDER | {"dpo_reference": "round"}, [MEAN]),
     "marlhf": ("marlhf", ORDER, [MEAN]),
-    "marlhf by ppo": ("marlhf", ORDER | {"rl_algorithm": "ppo"}, [MEAN]),
 }
 
 

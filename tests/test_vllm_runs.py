@@ -166,7 +166,7 @@ def the_same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [None, "replicate", "fsdp"])
+@pytest.mark.parametrize("strategy", [None, "fsdp"])
 def test_a_signal_while_a_step_is_grown_saves_the_step_before(
     zygote: Zygote, server: FakeVLLM, tmp_path: Path, strategy: str | None
 ) -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from comlrl.processes.distributed import LostPeer, balanced
 from tests.support import loops, tiny_models
-from tests.support.marks import some_slow
 from tests.support.runs import (
     CLOCK,
     Zygote,
@@ -258,15 +257,12 @@ def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return folder
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name",
-    some_slow(
-        UPDATES, "mappo by a model", "ippo by turns", "magrpo, truncated", "magrpo, two passes"
-    ),
+    ("name", "size"),
+    [*((name, 2) for name in UPDATES), ("magrpo in order", 3), ("mappo by a model", 3)],
 )
 def test_k_processes_update_as_one(
-    zygote: Zygote, alone: Callable[[str], Path], size: int, name: str
+    zygote: Zygote, alone: Callable[[str], Path], name: str, size: int
 ) -> None:
     """Five tasks over 2 or 3 processes, trees of uneven size, over two steps of every agent."""
     folder = alone(name)
