@@ -27,11 +27,12 @@ SUITES = {  # parts of paths below tests/
     "runs": (
         "commands/", "gpu/", "programs/test_command.py", "programs/test_frameworks.py",
         "test_any_domain.py", "test_api_", "test_distributed", "test_faults.py", "test_measured.py",
-        "test_multi_turn.py", "test_odd_machines.py",
+        "test_external_serve.py", "test_multi_turn.py", "test_odd_machines.py",
         "test_own_reward_runs.py", "test_program_runs.py", "test_program_vllm_runs.py",
-        "test_resume.py", "test_reward_workers.py", "test_run_lock.py", "test_train_magrpo.py",
-        "test_vllm_itself.py",
-        "test_vllm_runs.py", "test_writing_runs.py", "wiring/test_resolved_work.py",
+        "test_resume.py", "test_reward_adversaries.py", "test_reward_isolation.py",
+        "test_reward_walls.py", "test_reward_workers.py", "test_run_lock.py",
+        "test_train_magrpo.py", "test_vllm_itself.py", "test_vllm_runs.py", "test_vllm_servers.py",
+        "test_writing_runs.py", "wiring/test_resolved_work.py",
     ),
     "release": (
         "benchmarks/", "builtin/", "loggers/report/", "test_docs.py", "test_model_card.py",

@@ -115,6 +115,7 @@ def test_a_run_against_an_earlier_runs_frozen_agent(tmp_path):
     assert rewards[0] == rewards[1]
 
 
+@pytest.mark.slow
 def test_a_run_whose_partner_has_changed_or_gone_is_not_resumed(tmp_path, capsys):
     start, resumed = tmp_path / "aux", tmp_path / "main"
     second = ("agents.aux.train=false", f"init_from={start}")

@@ -79,6 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> comlrl.Run:
     return train(tmp_path_factory.mktemp("run") / "run")
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_the_commands_run(run: comlrl.Run, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"prompt": "{r["prompt"]}"}}\n' for r in ROWS))
@@ -200,6 +201,7 @@ def test_the_command_line_refuses_what_was_passed(run: comlrl.Run, capsys) -> No
     assert len(errors) == 2 and all("'from Python'" in line for line in errors)
 
 
+@pytest.mark.slow
 def test_a_program_a_data_set_and_pass_at_k(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(ROWS)
     played = train(tmp_path / "played", tasks=rows, program=play, reward=None)

@@ -67,6 +67,7 @@ def read(agents, index: int) -> torch.Tensor:
         return action_logprobs(agent, pack(ROWS[:2], PAD), 0.7).logprob_A
 
 
+@pytest.mark.slow
 def test_several_updates_of_three_agents_compile_once(backend):
     """The last agent is frozen; LoRA is in some layers of a product."""
     keys = {
