@@ -204,6 +204,7 @@ class SandboxConfig(Section):
         10.0,
         "wall-clock seconds for each test; all tests of a program together get three times that",
         above=0,
+        at_most=86_400,
     )
     memory_mb: int = key(512, "memory limit of a program", above=0)
 

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from comlrl.rewards.arena.game import Bounds, Game, GameReward
+from comlrl.rewards.arena.game import WORD, Bounds, Game, GameReward
 from comlrl.types import JointAction, Task
 
 ALPHABET = "ABCD"
@@ -61,11 +61,16 @@ class Codebook(Game):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         symbols = row.get("symbols")
-        if not isinstance(symbols, list) or len(set(symbols)) != len(symbols) or len(symbols) < 2:
-            raise ValueError("its field `symbols` is not a list of different words")
+        if not isinstance(symbols, list) or not all(
+            isinstance(symbol, str) and WORD.fullmatch(symbol) for symbol in symbols
+        ):
+            raise ValueError("its field `symbols` is not a list of words (letters and digits)")
+        if len(set(symbols)) != len(symbols) or len(symbols) < 2:
+            raise ValueError("its field `symbols` does not contain two or more different words")
         if row.get("symbol") not in symbols:
             raise ValueError("its field `symbol` is not one of `symbols`")
-        if row.get("letters") not in (1, 2, 3):
+        letters = row.get("letters")
+        if type(letters) is not int or not 1 <= letters <= 3:
             raise ValueError("its field `letters` is not 1, 2 or 3")
 
     def role_names(self, num_agents: int) -> tuple[str, ...]:

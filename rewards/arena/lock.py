@@ -88,7 +88,11 @@ class Lock(Game):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         secrets = row.get("secrets")
-        if not isinstance(secrets, list) or len(secrets) != 2 or not set(secrets) <= {0, 1, 2}:
+        if (
+            not isinstance(secrets, list)
+            or len(secrets) != 2
+            or not all(type(secret) is int and 0 <= secret <= 2 for secret in secrets)
+        ):
             raise ValueError("its field `secrets` is not two numbers from 0 to 2")
 
     def templates(self, num_agents: int) -> tuple[str, ...]:

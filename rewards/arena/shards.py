@@ -82,9 +82,11 @@ class Shards(Game):
 
     def check_row(self, row: Mapping[str, Any]) -> None:
         numbers, question = row.get("numbers"), row.get("question")
-        if question not in QUESTIONS:
+        if not isinstance(question, str) or question not in QUESTIONS:
             raise ValueError(f"its field `question` is not one of {', '.join(QUESTIONS)}")
-        if not isinstance(numbers, list) or not all(number in range(1, 10) for number in numbers):
+        if not isinstance(numbers, list) or not all(
+            type(number) is int and 1 <= number <= 9 for number in numbers
+        ):
             raise ValueError("its field `numbers` is not a list of numbers from 1 to 9")
         if question != "pair" and len(set(numbers)) != len(numbers):
             raise ValueError("its field `numbers` contains a number twice")

@@ -6,6 +6,7 @@ attempt.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -199,12 +200,11 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
     """
     if line is None:
         return None, None
-    tree = parse(program, MAX_PROGRAM)
-    if tree is not None:
-        for node in tree.body:
-            if first_line(node) <= line <= (node.end_lineno or 0):
-                owner = getattr(node, "name", None)
-                return (owner, line - node.lineno + 1) if owner in names else (None, line)
+    statements = _statements(program)
+    if statements is not None:
+        for lines, start, owner in statements:
+            if line in lines:
+                return (owner, line - start + 1) if owner in names else (None, line)
         return None, line
     above = program.split("\n")[:line]
     for number in range(len(above), 0, -1):
@@ -213,6 +213,23 @@ def _place(program: str, line: int | None, names: Sequence[str]) -> tuple[str | 
             owner = match[1]
             return (owner, line - number + 1) if owner in names else (None, line)
     return None, line
+
+
+@functools.lru_cache(maxsize=8)  # one program fails many tests
+def _statements(program: str) -> list[tuple[range, int, str | None]] | None:
+    """Return the lines of each of a program's statements, the line of its ``def``, ``class`` or
+    first token, and its name if it has one; None if the program does not parse."""
+    tree = parse(program, MAX_PROGRAM)
+    if tree is None:
+        return None
+    return [
+        (
+            range(first_line(node), (node.end_lineno or 0) + 1),
+            node.lineno,
+            getattr(node, "name", None),
+        )
+        for node in tree.body
+    ]
 
 
 def _line(message: str) -> str:

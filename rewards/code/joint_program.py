@@ -106,7 +106,7 @@ def _complete(extracted: Extracted, function: Function) -> Iterator[Part]:
         if not isinstance(part, Function):
             yield part
         elif part.node is None:
-            if part is best[part.name] and part.name in names:
+            if part is function or (part is best[part.name] and part.name in names):
                 yield part
         elif part is function or part.name != function.name or not is_behind:
             yield part

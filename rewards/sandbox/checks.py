@@ -135,9 +135,17 @@ def is_long(number: int) -> bool:
 
 def _listed(body: Sequence[ast.stmt]) -> str:
     """List the first statements of a body, for a message."""
-    heads = [ast.unparse(node).split("\n")[0][:60] for node in body[:LISTED]]
+    heads = [_head(node)[:60] for node in body[:LISTED]]
     more = f" and {len(body) - LISTED} more statements" if len(body) > LISTED else ""
     return ", ".join(f"`{head}`" for head in heads) + more if heads else "nothing"
+
+
+def _head(node: ast.stmt) -> str:
+    """Return the first line of a statement, for a message."""
+    try:
+        return ast.unparse(node).split("\n")[0]
+    except RecursionError:
+        return f"a {type(node).__name__} statement"
 
 
 def _classify(
@@ -243,10 +251,12 @@ def _binds(nodes: Iterable[ast.AST]) -> frozenset[str]:
 
 
 def _compile_all(statements: Iterable[Statement]) -> None:
+    """Check that every statement compiles and can be written as source, as the judge reads it."""
     for statement in statements:
         module = ast.Module([statement.node], type_ignores=[])
         try:
             compile(module, "<check>", "exec", dont_inherit=True)
+            _ = statement.source
         except (SyntaxError, ValueError, RecursionError) as error:
-            reason = f"{error}: `{statement.source.splitlines()[0]}`"
+            reason = f"{error}: `{_head(statement.node)}`"
             raise TestError(f"a statement of its `check` does not compile ({reason})") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import unicodedata
 from dataclasses import replace
 
 from comlrl.rewards.code.analysis.extraction import Function, Part
@@ -14,7 +15,8 @@ def without_others(part: Part, others: frozenset[str]) -> Part | None:
 
     Return None if nothing is left.
     """
-    if part.node is None or not any(name in part.source for name in others):
+    source = unicodedata.normalize("NFKC", part.source)  # as the parser normalizes identifiers
+    if part.node is None or not any(name in source for name in others):
         return part
     tree = parse(part.source + "\n")
     if tree is None:
@@ -23,11 +25,11 @@ def without_others(part: Part, others: frozenset[str]) -> Part | None:
     (left,) = remover.visit(tree).body
     if isinstance(left, ast.Pass):
         return None
-    source = written(ast.fix_missing_locations(left)) if remover.removed else None
-    read = parse(source) if source is not None else None
-    if read is None or source is None:
+    rest = written(ast.fix_missing_locations(left)) if remover.removed else None
+    read = parse(rest) if rest is not None else None
+    if read is None or rest is None:
         return part if isinstance(part, Function) or not remover.removed else None
-    return replace(part, source=source, node=read.body[0])  # type: ignore[arg-type]
+    return replace(part, source=rest, node=read.body[0])  # type: ignore[arg-type]
 
 
 class _Remover(ast.NodeTransformer):

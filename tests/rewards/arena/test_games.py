@@ -334,20 +334,21 @@ def test_data_names_and_bounds(name):
         game.roles(1)
 
 
-def test_a_score_is_zero_at_the_floor_and_one_at_the_optimum():
-    assert [Bounds(-2.0, 8.0).score(v) for v in (-2.0, 3.0, 8.0)] == [0, 0.5, 1]
-
-
 @pytest.mark.parametrize(
     ("name", "row", "field"),
     [
         ("codebook", {"symbols": ["cat"], "symbol": "cat", "letters": 1}, "symbols"),
+        ("codebook", {"symbols": [["a"], ["b"]], "symbol": ["a"], "letters": 1}, "symbols"),
+        ("codebook", {"symbols": ["a", "b!"], "symbol": "a", "letters": 1}, "symbols"),
         ("codebook", {"symbols": ["a", "b"], "symbol": "c", "letters": 1}, "symbol"),
         ("codebook", {"symbols": ["a", "b"], "symbol": "a", "letters": 4}, "letters"),
         ("shards", {"numbers": [1, 1], "question": "largest"}, "numbers"),
         ("shards", {"numbers": [0, 1], "question": "pair"}, "numbers"),
+        ("shards", {"numbers": [1.0, 2], "question": "largest"}, "numbers"),
         ("shards", {"numbers": [1, 2], "question": "mean"}, "question"),
+        ("shards", {"numbers": [1, 2], "question": ["largest"]}, "question"),
         ("lock", {"secrets": [1, 3]}, "secrets"),
+        ("lock", {"secrets": [[0], [1]]}, "secrets"),
         ("chores", {"numbered": 1}, "numbered"),
     ],
 )

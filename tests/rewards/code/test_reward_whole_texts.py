@@ -161,6 +161,7 @@ def test_a_definition_that_fails_is_reported(reward):
 
 
 SUPPLIED = [
+    "def ａux(v): return v * v",  # Python reads the fullwidth letter as a
     "def aux(v): return v * v", "aux = lambda v: v * v", "aux: object = lambda v: v * v",
     "class aux:\n    def __new__(c, v): return v * v", "(aux := lambda v: v * v)",
     "try:\n    from aux import aux\nexcept ImportError:\n    def aux(v): return v * v",

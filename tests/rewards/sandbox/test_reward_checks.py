@@ -76,6 +76,7 @@ def test_other_parameter_names_and_a_return():
         ("def check():\n    assert f(1)", "takes no argument"),
         ("def check(candidate):\n    assert True", "no assert that mentions"),
         ("def check(candidate):\n    pass\0", "does not compile"),
+        (f"def check(candidate):\n    assert candidate({'1 + ' * 700}1)", "does not compile"),
     ],
 )
 def test_useless_tests_name_the_row(test, says):

@@ -78,6 +78,15 @@ def test_an_excessive_definition_is_there_and_its_use_is_not_read():
     assert main_use(part.nodes, "f", ["aux"]).called == ()
 
 
+def test_an_excessive_definition_whose_name_python_normalizes_is_there():
+    """The parser reads the fullwidth ａ as a; the rest of the text does not mention ``aux``."""
+    text = "def ａux(x):\n    return [" + "1+1," * 101 + "]\n"
+    part = contribution(text, "aux", ("aux", "f"))
+    assert part is not None and isinstance(
+        compile_program(join(((), ""), [part]), part.broken), SyntaxProblem
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
