@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from comlrl.errors import UserError
 from comlrl.rollout import background
-from comlrl.rollout.api_client import ApiClient, ApiFailure
+from comlrl.rollout.api_client import ApiClient, ApiFailure, key_of
 
 MAX_TOKENS = 1024  # requested from the service
 
@@ -77,7 +77,7 @@ class Service:
         **client: Any,  # passed to ``ApiClient``
     ) -> None:
         self.model, self.url, self._limit = model, provider.base_url, provider.limit
-        key = os.environ.get(provider.key) or None
+        key = key_of(provider.key)
         if key is None and provider.key != OTHER_KEY:
             raise UserError(
                 f"{user} with {provider.base_url} needs the environment variable {provider.key}; "

@@ -82,7 +82,6 @@ class MADPOTrainer:
         self.round: Round | None = None  # the current round
         self.optimizers = {i: policy_optimizer(section, team, i) for i in team.trained}
         self.reference = ReferenceValues(len(team))
-        self.moved = True  # whether the policies were updated since the round's start
 
     def train(self) -> None:
         for step in self.loop.steps(self, lambda trees: self._measure()):
@@ -96,12 +95,11 @@ class MADPOTrainer:
     def begin_round(self, index: int) -> None:
         """Label the round's candidates and compute their reference log-probabilities."""
         self.round = self.collector.round(index)
-        self.moved = self.reference.round == index  # resumed in the middle
         if self.section.dpo_reference == "none":
             return
         read = [self.round, *(earlier for earlier, _ in self.collector.replayed(index))]
         tasks = [item for each in read for item in (*each.train, *each.held_out)]
-        if not self.moved:
+        if self.reference.round != index:  # not resumed in the middle of the round
             self.reference.take(index, self._reference_values(tasks))
         agents = self.team.agents
         self.reference.name(
@@ -141,7 +139,7 @@ class MADPOTrainer:
         env_steps = 2 * len(pairs)
         if not self.section.use_environment_step:  # count the candidates at the round's first step
             begins = step.index - 1 == self.loop.schedule.start_of(self.round.index)
-            labelled = self.round.tasks if begins else ()
+            labelled = self.round.tasks if begins and self.section.preferences is None else ()
             env_steps = sum(len(item.candidates.candidates_K) for item in labelled)
         span = self.loop.span(env_steps)
         parts = like_parts(len(pairs), self.section.train_batch_size)
@@ -199,7 +197,7 @@ class MADPOTrainer:
             partial(self._gradients, index, batch, delta_NP, total) for index in self.optimizers
         ]
         run_parallel(jobs, self.team.device, self.team.run_parallel)
-        self.moved = True
+        self.reference.moved = True
         return [optimizer.step(progress) for optimizer in self.optimizers.values()]
 
     def _gradients(
@@ -238,8 +236,8 @@ class MADPOTrainer:
         return torch.stack(run_parallel(jobs, self.team.device, self.team.run_parallel))
 
     def _delta(self, index: int, batch: PairBatch) -> torch.Tensor:
-        if self.section.dpo_reference == "round" and not self.moved:
-            # The policy still equals the reference.
+        if self.section.dpo_reference == "round" and not self.reference.moved:
+            # The policies still equal the reference.
             return torch.zeros(len(batch.weights), dtype=torch.float64)
         completions_U, owner_C = self._completions(self.team.agents[index], batch.candidates_C)
         with self.team.acting(index) as agent:

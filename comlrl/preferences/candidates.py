@@ -126,11 +126,15 @@ def append_sets(path: Path, sets: Sequence[CandidateSet]) -> None:
 
 
 def drop_after(path: Path, round_index: int) -> None:
-    """Remove an incomplete last line, left by a crash, and the rounds after ``round_index``."""
+    """Remove what a crash left of a last line, and the rounds after ``round_index``."""
     content = path.read_bytes()
     valid_bytes = 0
     for line in content.splitlines(keepends=True):
-        if not line.endswith(b"\n") or json.loads(line).get("round", 0) > round_index:
+        try:
+            is_later = json.loads(line).get("round", 0) > round_index
+        except (ValueError, AttributeError, TypeError):
+            break
+        if is_later or not line.endswith(b"\n"):
             break
         valid_bytes += len(line)
     if valid_bytes < len(content):
@@ -208,10 +212,18 @@ def _prompts_to_json(prompts_N: Sequence[Sequence[Message]]) -> list[list[dict[s
 
 
 def _prompts_from_json(prompts: Sequence[Any]) -> tuple[tuple[Message, ...], ...]:
+    if not all(prompts):
+        raise ValueError("a prompt has no message")
     return tuple(
-        tuple(Message(m["role"], m["content"], m.get("verbatim") is True) for m in prompt)
+        tuple(Message(m["role"], _text(m["content"]), m.get("verbatim") is True) for m in prompt)
         for prompt in prompts
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is not a text")
+    return value
 
 
 def _from_json(line: dict[str, Any]) -> CandidateSet:
@@ -223,7 +235,7 @@ def _from_json(line: dict[str, Any]) -> CandidateSet:
         ids = candidate.get("token_ids") or [()] * len(texts)
         finished = candidate.get("finished") or [True] * len(texts)
         completions = tuple(
-            Completion(str(text), tuple(map(int, token_ids)), bool(done))
+            Completion(_text(text), tuple(map(int, token_ids)), done is True)
             for text, token_ids, done in zip(texts, ids, finished, strict=True)
         )
         read = _prompts_from_json(candidate["prompts"]) if "prompts" in candidate else None

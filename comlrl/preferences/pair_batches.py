@@ -183,11 +183,12 @@ class ReferenceValues:
 
     def __init__(self, agents: int) -> None:
         self.round = -1
+        self.moved = True  # whether the policies were updated since the round's start
         self.known_N: list[dict[TokenizedCompletion, float]] = [{} for _ in range(agents)]
         self._values_N = [torch.zeros(0, dtype=torch.float64) for _ in range(agents)]
 
     def take(self, round_index: int, values_N: Sequence[torch.Tensor]) -> None:
-        self.round, self._values_N = round_index, list(values_N)
+        self.round, self.moved, self._values_N = round_index, False, list(values_N)
 
     def name(self, completions_NU: Sequence[Sequence[TokenizedCompletion]]) -> None:
         """Record which completions the values belong to."""
@@ -204,8 +205,9 @@ class ReferenceValues:
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         values = {f"agent_{i}": values for i, values in enumerate(self._values_N)}
-        return values | {"round": torch.tensor(self.round)}
+        return values | {"round": torch.tensor(self.round), "moved": torch.tensor(self.moved)}
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self.round = int(tensors["round"])
+        self.moved = bool(tensors.get("moved", True))  # older checkpoints lack it
         self._values_N = [tensors[f"agent_{i}"] for i in range(len(self._values_N))]

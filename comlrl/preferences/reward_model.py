@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
@@ -184,7 +184,8 @@ def load(
         facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
         tokenizer = AutoTokenizer.from_pretrained(folder, **TOKENIZER_SAFETY)
         adapted = (folder / ADAPTER).exists()
-        model = classifier(facts.base if adapted else str(folder), dtype)
+        # Wholly trained weights keep the precision in which they were saved.
+        model = classifier(facts.base, dtype) if adapted else classifier(str(folder), "auto")
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model.score.float()  # as it was trained
         if adapted:
@@ -197,7 +198,7 @@ def load(
     return reward
 
 
-def classifier(name: str, dtype: torch.dtype, **more: Any) -> Any:
+def classifier(name: str, dtype: torch.dtype | Literal["auto"], **more: Any) -> Any:
     """Return a language model with a new score head, without the warning about its new weights."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

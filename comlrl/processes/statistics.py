@@ -103,7 +103,7 @@ class Sums:
     def means(self, per: str) -> dict[str, float]:
         """Return all processes' sums divided by that of ``per``, and maxima. A collective call."""
         reduced = self.all_reduced()
-        count = max(1.0, reduced.totals[per])
+        count = reduced.totals[per] or 1.0
         return {
             k: reduced.totals[k] / count for k in sorted(reduced.totals) if k != per
         } | reduced.maxima

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import httpx
 
+from comlrl.errors import UserError
 from comlrl.quoting import one_line, without_surrogates
 
 MAX_BODY = 1 << 20  # bytes of an answer that are read
@@ -35,6 +37,20 @@ class ApiFailure(Exception):
     def __init__(self, reason: str, setup: bool = False) -> None:
         super().__init__(reason)
         self.setup = setup
+
+
+def key_of(variable: str) -> str | None:
+    """Return the key in an environment variable, without surrounding white space; None if unset.
+
+    Raises UserError, which does not show the key, if it cannot be in an HTTP header.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(
+            f"the environment variable {variable} contains characters that no key has, such as a "
+            "line break; set it again"
+        )
+    return key or None
 
 
 class _TryAgain(Exception):

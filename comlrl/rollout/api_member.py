@@ -20,7 +20,7 @@ from comlrl.config.sections import ApiConfig
 from comlrl.errors import ServerError, UserError
 from comlrl.quoting import one_line
 from comlrl.rollout import background
-from comlrl.rollout.api_client import Answer, ApiClient, ApiFailure
+from comlrl.rollout.api_client import Answer, ApiClient, ApiFailure, key_of
 from comlrl.types import Completion, Message, Request, Sampler, Sampling
 
 IN_FLIGHT = 16  # requests
@@ -53,7 +53,7 @@ class ApiMember:
         self.model, self.on_error = settings.model, settings.on_error
         self.base_url = str(settings.base_url)
         host = _host(self.setting, self.base_url)
-        key = os.environ.get(settings.key_env) if settings.key_env else None
+        key = key_of(settings.key_env) if settings.key_env else None
         if settings.key_env and not key:
             raise UserError(
                 f"{self.setting}.key_env: {settings.key_env} is not set in the environment; "

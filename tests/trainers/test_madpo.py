@@ -302,6 +302,13 @@ class Rounds(SamplingSupport):
         return replace(self.found, index=index)
 
 
+def test_candidates_that_were_read_from_a_file_are_not_scored_by_the_run(tmp_path):
+    keys = {"use_environment_step": False, "preferences": "another run"}
+    made = trainer(tmp_path, team("qwen2", num_agents=AGENTS), batch_size=2, **keys)
+    made.train()
+    assert {line.step for line in made.loop.logger.records} == {0}
+
+
 @pytest.mark.parametrize(
     ("max_env_steps", "steps"), [(None, [15, 15, 15, 30, 30, 30]), (20, [15, 15, 15, 30])]
 )
@@ -408,18 +415,22 @@ def test_agents_learn_the_preference_and_it_holds_on_held_out_pairs(tmp_path):
     assert train[-1] < train[0] - 0.2
 
 
-def test_a_checkpoint_holds_all_that_goes_on(tmp_path):
-    """Two steps, saved and loaded into a fresh trainer, then one more: as three in one."""
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_checkpoint_holds_all_that_goes_on(tmp_path, before):
+    """Some steps, saved and loaded into a fresh trainer, then one more: as all in one."""
     whole = trainer(tmp_path / "a", team("qwen2", num_agents=AGENTS), batch_size=1)
     steps = [Step(n + 1, 0, [task(item.task_id)]) for n, item in enumerate(TASKS)]
-    for step in steps[:2]:
+    for step in steps[:before]:
         whole.step(step)
     saved = state(whole)
-    whole.step(steps[2])
+    whole.step(steps[before])
+    losses = [line["dpo/loss"] for line in whole.loop.logger.metrics()]
     again = trainer(tmp_path / "b", team("qwen2", num_agents=AGENTS), batch_size=1)
     for name, part in again.parts().items():
         load_part(part, saved[name])
-    again.step(steps[2])
+    again.begin_round(0)
+    again.step(steps[before])
+    assert again.loop.logger.metrics()[-1]["dpo/loss"] == losses[-1]
     expected, found = state(whole), state(again)
     assert expected.keys() == found.keys()
     for name, part in expected.items():

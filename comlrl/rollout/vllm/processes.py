@@ -93,7 +93,9 @@ class ServerProcess:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(ENDING)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(ENDING)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import math
-import os
 import ssl
 import sys
 import time
@@ -23,6 +22,7 @@ import httpx
 from comlrl.errors import ServerError, UserError, notice
 from comlrl.files import raise_open_limit
 from comlrl.quoting import one_line
+from comlrl.rollout.api_client import key_of
 from comlrl.rollout.background import gather, submit
 from comlrl.rollout.vllm.replies import KEY, ROUNDING, BadReply, completions, models
 
@@ -62,7 +62,7 @@ class Server:
         self.lock = asyncio.Lock()  # of loading and unloading
         self.wait = 0.0  # seconds until the next poll; 0: no failure since it last answered
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key := os.environ.get("VLLM_API_KEY"):
+        if key := key_of("VLLM_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         try:
             self._client = httpx.AsyncClient(

@@ -13,6 +13,7 @@ from comlrl.preferences.candidates import (
     Pair,
     PreferenceError,
     append_sets,
+    drop_after,
     joint_texts,
     read_sets,
 )
@@ -149,8 +150,9 @@ def test_candidates_of_agents_in_order_hold_what_each_read(tmp_path):
 
 
 # JSON's escape of a lone surrogate is in it.
+PROMPT = '[{{"role": "user", "content": "p"}}]'
 HAND = (
-    '{{"task_id": "t", "prompts": [[], []], "candidates": '
+    f'{{{{"task_id": "t", "prompts": [{PROMPT}, {PROMPT}], "candidates": '
     '[{{"completions": ["a\\ud800", "b"], "reward": {}}}]}}'
 )
 
@@ -179,6 +181,9 @@ def test_a_file_made_by_hand(tmp_path):
         ("", 2, "line 1"),
         *((HAND.format(reward), 2, "line 1") for reward in ("Infinity", "NaN", "1" + "0" * 400)),
         (HAND.format("[" * 100_000), 2, "line 1"),
+        (HAND.format(1).replace('"p"', "null", 1), 2, "line 1"),
+        (HAND.format(1).replace(PROMPT.format(), "[]", 1), 2, "line 1"),
+        (HAND.format(1).replace('"b"', '["b"]'), 2, "line 1"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path, content, agents, words):
@@ -290,3 +295,12 @@ def test_nothing_to_learn_says_so(tmp_path):
     made.rollout.reward.value = lambda *_: 1.0
     with pytest.raises(PreferenceError, match="preference_num_candidates"):
         pairs(made)
+
+
+@pytest.mark.parametrize("torn", [b'{"round": 0, "tas', b"\0\0\0\n", b"garbage\n"])
+def test_what_a_crash_left_of_a_line_is_dropped(tmp_path, torn):
+    append_sets(path := tmp_path / "preferences.jsonl", [candidates("a")])
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    drop_after(path, 0)
+    assert path.read_bytes() == whole

@@ -259,6 +259,13 @@ def test_a_base_in_bfloat16_is_scored_in_full_precision_at_the_end(tmp_path):
     assert again.raw(texts) == found
 
 
+def test_wholly_trained_weights_are_loaded_in_the_precision_they_were_trained_in(tmp_path):
+    made = fitted(tmp_path, dtype=torch.bfloat16, lora=None)
+    made.save(tmp_path / "saved")
+    texts = [f"p\n{w}\n" for pair in pairs(8, seed=5) for w in pair]
+    assert load(tmp_path / "saved", dtype=torch.bfloat16).raw(texts) == made.raw(texts)
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(PreferenceError, match=r"reward_model: .*nothing"):
         load(tmp_path / "nothing")

@@ -11,7 +11,7 @@ import pytest
 
 from comlrl.config.sections import ApiConfig
 from comlrl.errors import UserError
-from comlrl.rollout.api_client import Answer
+from comlrl.rollout.api_client import Answer, key_of
 from comlrl.rollout.api_member import AnswerCache, ApiError, ApiMember, MixedSampler
 from comlrl.types import Completion, Message, Request, Sampling
 from tests.support.chat_server import ChatServer, chat_server
@@ -155,6 +155,17 @@ def test_the_setup_is_checked_before_anything_is_asked():
         with pytest.raises(UserError, match=r"agents\.judge\.api\.base_url") as raised:
             ApiMember("judge", ApiConfig(base_url=url, model="m"))
         assert "secret" not in str(raised.value)
+
+
+def test_a_key_that_no_header_can_contain_is_refused_and_never_shown(monkeypatch, server):
+    settings = ApiConfig(base_url=server.url, model="m", key_env="SOME_KEY")
+    for key in ("sk-secret\n1", "sk-secret\x1b1", "sk-secret…"):
+        monkeypatch.setenv("SOME_KEY", key)
+        with pytest.raises(UserError, match="SOME_KEY") as refused:
+            ApiMember("judge", settings)
+        assert "secret" not in str(refused.value)
+    monkeypatch.setenv("SOME_KEY", "sk-secret\r\n")  # as a file that Windows wrote ends
+    assert key_of("SOME_KEY") == "sk-secret"
 
 
 def test_a_team_samples_each_agent_where_it_lives(server):

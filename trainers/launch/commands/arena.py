@@ -303,14 +303,20 @@ def with_cross_play(
 
 
 def cross_play_run(arena: Arena, key: tuple[str, str], seeds: Sequence[int]) -> ChildRun:
-    """Return the run that evaluates the teams of these seeds in cross-play."""
+    """Return the run that evaluates the teams of these seeds in cross-play. Remove an earlier
+    result if a team was trained after it."""
     name = "_".join([*key, *map(str, seeds)])
     file = arena.out / "cross_play" / f"{name}.json"
-    runs = [str(arena.cell(*key, seed).run) for seed in seeds]
+    runs = [arena.cell(*key, seed).run for seed in seeds]
+    trained = max((run / SUMMARY).stat().st_mtime for run in runs)
+    if file.exists() and file.stat().st_mtime < trained:
+        file.unlink()
+    log = file.with_suffix(".log")
+    log.unlink(missing_ok=True)  # only this attempt's errors count
     answers = max(1, arena_cells.EPISODES // TASKS[key[1]].episodes)
-    line = [sys.executable, "-m", LAUNCH, "evaluate", "--cross-play", *runs]
+    line = [sys.executable, "-m", LAUNCH, "evaluate", "--cross-play", *map(str, runs)]
     line += ["--samples", str(answers), "--out", str(file)]
-    return ChildRun(key=key, line=line, log=file.with_suffix(".log"), result=file)
+    return ChildRun(key=key, line=line, log=log, result=file)
 
 
 def _replayed(outcome: Outcome, played: dict[int, float] | str, ends: Bounds) -> Outcome:

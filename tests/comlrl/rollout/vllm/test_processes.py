@@ -72,9 +72,12 @@ def test_a_server_ends_with_a_killed_run(ids):
     until(lambda: gone((helper, pid)))
 
 
-def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch):
+@pytest.mark.parametrize("patience", ["0.2", "15"])  # of the shell; stop() waits for a second
+def test_one_that_ignores_sigterm_is_killed(ids, tmp_path, monkeypatch, patience):
     monkeypatch.setattr(processes, "ENDING", 1)
-    monkeypatch.setattr(processes, "SHELL", processes.SHELL.replace("sleep 15", "sleep 0.2"))
+    monkeypatch.setattr(
+        processes, "SHELL", processes.SHELL.replace("sleep 15", f"sleep {patience}")
+    )
     command = f"trap '' TERM; echo $$ > {ids}; while :; do sleep 0.1; done"
     server = ServerProcess(command, f"http://127.0.0.1:{free_port()}", tmp_path / "log")
     until(lambda: ids.exists() and bool(ids.read_text()))
