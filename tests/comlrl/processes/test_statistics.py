@@ -33,3 +33,8 @@ def test_maxima_of_numbers_and_tensors():
         sums.reach(ratio=value)
     sums.absorb(Sums())
     assert sums.maxima == {"ratio": 2.5}
+
+
+def test_a_mean_is_over_any_weight():
+    assert Sums(pairs=0.25, loss=0.125).means("pairs") == {"loss": 0.5}
+    assert Sums(pairs=0, loss=0).means("pairs") == {"loss": 0}
