@@ -240,7 +240,8 @@ def serve(connection: socket.socket, judge: Judge) -> None:
         body = wire.read(connection, *LENGTH.unpack(header))
         if not body:
             break
-        reply = json.dumps(judge.run(marshal.loads(body))).encode()
+        outcomes = judge.run(marshal.loads(body))
+        reply = json.dumps(outcomes, ensure_ascii=False).encode("utf-8", "surrogatepass")
         connection.sendall(LENGTH.pack(len(reply)) + reply)
     judge.sandbox.close()
 

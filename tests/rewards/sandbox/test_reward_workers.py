@@ -83,6 +83,17 @@ def test_what_is_remembered_is_bounded(monkeypatch):
             assert len(reward._outcomes) <= 10
 
 
+def test_long_programs_and_long_replies_do_not_wait_for_each_other():
+    """Each is larger than a socket's buffer."""
+    lines = "".join(f"    assert candidate({n}) == '{'x' * 500}'\n" for n in range(600))
+    task = code_task("t", "", f"def check(candidate):\n{lines}", "f")
+    programs = [f"def f(x):\n    return '{n}' + '\U0001f600' * 200\n" for n in range(5)]
+    with CodeReward(workers=1) as reward:
+        scores = reward.score([JointAction(task, (program,)) for program in programs])
+    assert [len(s.facts.outcomes) for s in scores] == [600] * 5
+    assert {o.actual[1] for o in scores[4].facts.outcomes} == {"4"}
+
+
 def kill_at_work(worker: pool._Worker) -> None:
     """Ends a worker once it has been handed a program."""
     until(lambda: worker.jobs)
