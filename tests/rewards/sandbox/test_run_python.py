@@ -51,7 +51,8 @@ def test_nothing_is_left_for_the_next_one():
 
 
 def test_long_output_is_cut_and_long_code_refused():
-    assert len(run_python(f"print('x' * {2 * MAX_OUTPUT})").output) == MAX_OUTPUT
+    for letter in "x\U0001f600":
+        assert run_python(f"print('{letter}' * {2 * MAX_OUTPUT})").output == letter * MAX_OUTPUT
     with pytest.raises(ValueError, match="at most"):
         run_python("#" * (MAX_SOURCE + 1))
 
@@ -78,6 +79,8 @@ os._exit(0)
         ["e", [], None],
         "abc",
         {"n": "0x" + "f" * 9000},
+        ["v", ["a", None, None], {"s": []}],
+        ["v", ["a", None, None], "x" * 15 * MAX_OUTPUT],
     ],
 )
 def test_a_forged_reply_is_the_end_of_the_process(reply):
