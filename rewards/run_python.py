@@ -127,6 +127,7 @@ class _Cell:
             raise
 
     def run(self, code: str, stdin: str, timeout: float) -> PythonResult:
+        self.usable = False  # until its program has been seen to end, also if this is interrupted
         deadline = time.monotonic() + timeout
         try:
             with self.sandbox.fork() as channel:

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from comlrl.rewards import run_python as module
 from comlrl.rewards.run_python import MAX_ERROR, MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
+from comlrl.rewards.sandbox.inside import wire
 
 
 def test_output_and_input():
@@ -48,6 +50,22 @@ def test_nothing_is_left_for_the_next_one():
         result.output.splitlines()[0] == "[]"
         and result.error == "NameError: name 'secret' is not defined"
     )
+
+
+def test_an_interrupted_run_leaves_nothing_for_the_next_one(monkeypatch):
+    """Its program still runs then, and writes."""
+
+    def interrupted(channel, wanted, deadline):
+        if wanted != wire.LOAD:
+            raise KeyboardInterrupt
+        return receive(channel, wanted, deadline)
+
+    receive = module._receive
+    write = "while True: open('note', 'w').write('x')"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "_receive", interrupted)
+        run_python(write)
+    assert run_python("import os, time\ntime.sleep(1)\nprint(os.listdir('.'))").output == "[]\n"
 
 
 def test_long_output_is_cut_and_long_code_refused():
