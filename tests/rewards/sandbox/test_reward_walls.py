@@ -240,6 +240,23 @@ def wait_on_the_page(number: int) -> None:
     libc.syscall(number, ctypes.c_void_p(page), 0, value, None, None, 0)
 
 
+def test_sandboxes_of_one_process_do_not_kill_each_other(monkeypatch):
+    """As root without namespaces, where Landlock does not restrict signals (before Linux 6.12)."""
+    bootstrap = launch._bootstrap
+    unscoped = ("scopes = 3 if", "scopes = 0 if")
+    monkeypatch.setattr(launch, "_bootstrap", lambda config: bootstrap(config).replace(*unscoped))
+    folder, lock = folders.claim()
+    sandboxes = [Sandbox("limits", Limits(1.0, 256), folder) for _ in range(2)]
+    statuses = []
+    for sandbox in sandboxes:  # each has killed programs, to warm up
+        sandbox.kill()
+        statuses.append(sandbox.wait_killed())
+        sandbox.close()
+    folders.remove_tree(folder)
+    os.close(lock)
+    assert statuses == [0, 0]
+
+
 # --- what killed runs leave --------------------------------------------------------------------
 
 KILLED = """
