@@ -250,7 +250,9 @@ def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:
     """Run a judge. The trainer's pool starts it with a socket as stdin."""
     connection = socket.socket(fileno=os.dup(0))
     adopt_orphans()  # in case a sandbox leaves any
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # stays: the sandbox may be granted more
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     judge = Judge(level, Limits(timeout, memory_mb), directory)
     connection.sendall(b"R")
     serve(connection, judge)

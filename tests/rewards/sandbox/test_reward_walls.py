@@ -62,6 +62,16 @@ def test_transport_and_printing_of_values_take_of_the_programs_time(level):
     assert found[-1].error_type == "NotRun"
 
 
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_a_program_may_be_granted_more_memory_than_its_judge(level):
+    program = "import resource\ndef f(x):\n    return resource.getrlimit(resource.RLIMIT_AS)\n"
+    with CodeReward(1, 5.0, 8192, level) as reward:
+        (found,) = outcomes(reward, program, f"candidate(0) == ({8192 << 20},) * 2")
+    assert found.passed, found
+
+
 # --- files -------------------------------------------------------------------------------------
 
 MANY = """
