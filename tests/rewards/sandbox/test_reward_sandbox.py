@@ -335,6 +335,17 @@ def f(x):
     assert (outcome.error_type, outcome.message, outcome.line) == ("KeyError", "forged", None)
 
 
+def test_what_tests_set_does_not_reach_the_next_ones(hasty):
+    """Those of two rows, in one judge."""
+    state = "decimal.getcontext().prec, sys.getrecursionlimit(), locale.setlocale(locale.LC_ALL)"
+    imports = "import decimal, locale, sys"
+    change = "decimal.getcontext().prec = 3; sys.setrecursionlimit(150); "
+    change += "locale.setlocale(locale.LC_ALL, 'C')"
+    (first,) = outcomes(hasty, ECHO, imports, f"assert candidate(1) == [{state}]", change)
+    (second,) = outcomes(hasty, ECHO, imports, f"assert candidate(2) == [{state}]")
+    assert first.expected == second.expected and "28" in first.expected
+
+
 def test_an_error_in_the_tests_that_cannot_be_printed(reward):
     """It holds a value of the program's; the judge lives to say so, and the next test runs."""
     huge = "def f(x):\n    return 1 << 40000\n"
