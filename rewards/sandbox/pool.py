@@ -160,11 +160,11 @@ class Pool:
         batch = _Batch(iter(jobs))
         if not batch.refill():
             return []
-        self._start()
         try:
+            self._start()
             self._run(batch)
         except BaseException:
-            self.close()  # late replies would be mistaken for those of the next call
+            self.close()  # not all may have started; late replies would be taken for the next call's
             raise
         return batch.outcomes
 
