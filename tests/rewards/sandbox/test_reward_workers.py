@@ -116,6 +116,37 @@ def test_a_dead_worker_is_replaced_and_only_its_program_fails():
     assert all(s.value == pytest.approx(2.1) for s in scores[2:])
 
 
+def test_a_program_whose_judge_was_killed_runs_again():
+    slow = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x * x\n"
+    with CodeReward(workers=1) as reward:
+        reward.score(actions(squares(1)[0]))
+        killer = threading.Thread(target=kill_at_work, args=(workers(reward)[0],))
+        killer.start()
+        first = reward.score(actions(slow))[0]
+        assert first.facts.outcomes[0].error_type == "Died"
+        assert reward.score(actions(slow))[0].value == pytest.approx(2.1)
+
+
+def test_a_worker_that_does_not_start_leaves_no_others(monkeypatch):
+    """The next call starts all of them."""
+    ready, started = pool._Worker.await_ready, []
+
+    def fail_second(self):
+        started.append(self)
+        if len(started) == 2:
+            self.close()
+            raise SandboxError("none")
+        ready(self)
+
+    monkeypatch.setattr(pool._Worker, "await_ready", fail_second)
+    with CodeReward(workers=2) as reward:
+        with pytest.raises(SandboxError):
+            reward.score(actions(*squares(3)))
+        assert workers(reward) == []
+        assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
+        assert len(started) == 4
+
+
 def test_a_dead_sandbox_is_replaced_unnoticed():
     with CodeReward(workers=1) as reward:
         reward.score(actions(squares(1)[0]))
