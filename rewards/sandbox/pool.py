@@ -164,7 +164,7 @@ class Pool:
             self._start()
             self._run(batch)
         except BaseException:
-            self.close()  # not all may have started; late replies would be taken for the next call's
+            self.close()  # some may not have started; late replies would look like the next call's
             raise
         return batch.outcomes
 
