@@ -14,6 +14,7 @@ so the code can forge it.
 from __future__ import annotations
 
 import atexit
+import json
 import marshal
 import os
 import socket
@@ -33,6 +34,7 @@ from comlrl.rewards.sandbox.levels import choose
 MAX_SOURCE = 1 << 20  # characters of code and input together
 MAX_OUTPUT = 1 << 16  # characters of output
 MAX_ERROR = 2000  # characters
+_MAX_REPLY = 12 * (MAX_OUTPUT + MAX_ERROR) + 100  # bytes; JSON escapes a character with up to 12
 _RUNNER = compile(
     f"""
 def run(source, given):
@@ -125,6 +127,7 @@ class _Cell:
             raise
 
     def run(self, code: str, stdin: str, timeout: float) -> PythonResult:
+        self.usable = False  # until its program has been seen to end, also if this is interrupted
         deadline = time.monotonic() + timeout
         try:
             with self.sandbox.fork() as channel:
@@ -169,9 +172,17 @@ def _result(reply: Any) -> PythonResult:
 def _receive(channel: socket.socket, wanted: int, deadline: float) -> Any:
     """Receive a reply. Raises TimeoutError, OSError if the process ended, ValueError if invalid."""
     length, number = wire.HEADER.unpack(_read(channel, wire.HEADER.size, deadline))
-    if length > wire.MAX_BYTES or number != wanted:
+    if length > _MAX_REPLY or number != wanted:
         raise ValueError("not a reply")
-    return wire.loads(_read(channel, length, deadline))
+    try:
+        # Without wire's tags: their sets and dicts are built in C, for minutes if hashes collide.
+        return json.loads(_read(channel, length, deadline), object_pairs_hook=_refuse)
+    except RecursionError:
+        raise ValueError("not a reply") from None
+
+
+def _refuse(_: object) -> Any:
+    raise ValueError("a result holds no objects")
 
 
 def _read(channel: socket.socket, size: int, deadline: float) -> bytearray:

@@ -195,7 +195,7 @@ class CodeReward(Reward):
         """Run each program that passed all tests again, once without each agent's part."""
         solved = [draft for draft in dict.fromkeys(drafts) if self._is_solved(draft)]
         jobs = {job: None for d in solved for each in self._without(d).values() for job in each}
-        fresh = [job for job in jobs if job not in self._outcomes]
+        fresh = [job for job in jobs if not self._is_known(job)]
         self._outcomes.update(zip(fresh, self.pool.run(fresh), strict=True))
 
     def _is_solved(self, draft: _Draft) -> bool:
@@ -269,9 +269,14 @@ class CodeReward(Reward):
             draft = self._draft(action)
             drafts.append(draft)
             job = draft.job
-            if job is not None and job not in self._outcomes and job not in fresh:
+            if job is not None and job not in fresh and not self._is_known(job):
                 fresh[job] = None
                 yield job
+
+    def _is_known(self, job: Job) -> bool:
+        """Return whether a program's outcomes are cached; it may not be why its judge died."""
+        outcomes = self._outcomes.get(job)
+        return outcomes is not None and all(o.error_type != "Died" for o in outcomes)
 
     def _remember(self, outcomes: dict[Job, tuple[TestOutcome, ...]], drafts: list[_Draft]) -> None:
         """Cache the outcomes; if the cache is full, keep only those of this call."""

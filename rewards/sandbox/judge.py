@@ -11,12 +11,14 @@ import contextlib
 import hashlib
 import importlib
 import json
+import locale
 import marshal
 import os
 import random
 import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +39,7 @@ from comlrl.rewards.sandbox.suite import ACTUAL, EXPECTED, Step, suite
 LENGTH = struct.Struct("<I")
 TOO_LONG = "too long to show"
 MEMORY_BYTES = 4 << 30  # of this process
+RECURSION_LIMIT, LOCALE = sys.getrecursionlimit(), locale.setlocale(locale.LC_ALL)
 
 
 def shorten(value: Any) -> str:
@@ -67,6 +70,7 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) 
     """Run the tests that fit in ``seconds``; the rest fail. Raises SandboxGone."""
     code, preamble, test, entry_point, replacement = request
     tests = suite(preamble, test, entry_point)
+    _reset()
     seed = _seed(test)
     random.seed(seed)
     if "numpy" in test:  # loaded here, off the tests' clock; rows that need it have been checked
@@ -88,6 +92,14 @@ def run_tests(sandbox: Sandbox, clock: Clock, request: Request, seconds: float) 
     clock.stop()
     candidate.close()
     return run.outcomes
+
+
+def _reset() -> None:
+    """Undo what the last program's tests may have set for the whole process."""
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    locale.setlocale(locale.LC_ALL, LOCALE)
+    if decimal := sys.modules.get("decimal"):
+        decimal.setcontext(decimal.Context())
 
 
 def _seed(test: str) -> int:
@@ -240,7 +252,8 @@ def serve(connection: socket.socket, judge: Judge) -> None:
         body = wire.read(connection, *LENGTH.unpack(header))
         if not body:
             break
-        reply = json.dumps(judge.run(marshal.loads(body))).encode()
+        outcomes = judge.run(marshal.loads(body))
+        reply = json.dumps(outcomes, ensure_ascii=False).encode("utf-8", "surrogatepass")
         connection.sendall(LENGTH.pack(len(reply)) + reply)
     judge.sandbox.close()
 
@@ -249,7 +262,9 @@ def main(level: str, timeout: float, memory_mb: int, directory: str) -> None:
     """Run a judge. The trainer's pool starts it with a socket as stdin."""
     connection = socket.socket(fileno=os.dup(0))
     adopt_orphans()  # in case a sandbox leaves any
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # stays: the sandbox may be granted more
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     judge = Judge(level, Limits(timeout, memory_mb), directory)
     connection.sendall(b"R")
     serve(connection, judge)

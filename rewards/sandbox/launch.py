@@ -7,6 +7,7 @@ only, because the process that runs the tests loads this file too.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import marshal
 import os
 import shutil
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +58,12 @@ class Sandbox:
     def __init__(self, level: str, limits: Limits, parent: str, is_judges: bool = False) -> None:
         self.level, self.is_judges = level, is_judges
         self.directory = tempfile.mkdtemp(dir=parent)
+        self.slot = _take_slot()
         self.control, theirs = socket.socketpair()
         self.channels, their_channels = socket.socketpair()
         config = {
             "level": level,
-            "slot": f"{os.getpid():>010}",  # fixed length, because addresses depend on it
+            "slot": f"{self.slot:>010}",  # fixed length, because addresses depend on it
             "memory_mb": limits.memory_mb,
             "cpu_seconds": limits.cpu_seconds,
             "visible": visible_paths(),
@@ -90,6 +93,7 @@ class Sandbox:
             self.control.close()
             self.channels.close()
             folders.remove_tree(self.directory)
+            _slots.discard(self.slot)
             raise SandboxError(f"sandbox.isolation: {level} does not start: {error}") from None
         finally:
             theirs.close()
@@ -206,6 +210,20 @@ class Sandbox:
         if self.process.stderr is not None:
             self.process.stderr.close()
         folders.remove_tree(self.directory)
+        _slots.discard(self.slot)
+
+
+_slots: set[int] = set()  # of this process's sandboxes
+_taking_slot = threading.Lock()
+
+
+def _take_slot() -> int:
+    """Return a number that no other running sandbox on this machine has, for its user's id."""
+    with _taking_slot:
+        of_process = itertools.count(os.getpid(), 1 << 22)  # process ids are below 2**22
+        slot = next(slot for slot in of_process if slot not in _slots)
+        _slots.add(slot)
+    return slot
 
 
 def _end_descendants(ancestor: int) -> None:

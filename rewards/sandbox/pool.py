@@ -70,7 +70,7 @@ class _Worker:
         os.close(lock)  # the judge inherits it, which marks the folder as used until it ends
         self.jobs: deque[int] = deque()
         self.deadline = float("inf")
-        self.buffer = bytearray()
+        self.unsent, self.buffer = bytearray(), bytearray()  # jobs, and partial replies
         self.connection.settimeout(2 * START_SECONDS)
 
     def await_ready(self) -> None:
@@ -88,7 +88,14 @@ class _Worker:
         if not self.jobs:
             self.deadline = time.monotonic() + allowed
         self.jobs.append(index)
-        self.connection.sendall(LENGTH.pack(len(body)) + body)
+        self.unsent += LENGTH.pack(len(body)) + body
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the judge has room for, without waiting: it may itself wait to send a reply."""
+        with contextlib.suppress(OSError):  # full, or dead, which is detected when reading replies
+            while self.unsent:
+                del self.unsent[: self.connection.send(self.unsent, socket.MSG_DONTWAIT)]
 
     def receive(self) -> list[list]:
         """Return the replies that have arrived. Raises EOFError if the judge has ended."""
@@ -153,11 +160,11 @@ class Pool:
         batch = _Batch(iter(jobs))
         if not batch.refill():
             return []
-        self._start()
         try:
+            self._start()
             self._run(batch)
         except BaseException:
-            self.close()  # late replies would be mistaken for those of the next call
+            self.close()  # some may not have started; late replies would look like the next call's
             raise
         return batch.outcomes
 
@@ -166,9 +173,15 @@ class Pool:
             for worker in self.workers:
                 selector.register(worker.connection, selectors.EVENT_READ, worker)
             while self._feed(batch) or any(worker.jobs for worker in self.workers):
+                for worker in self.workers:
+                    events = selectors.EVENT_READ | bool(worker.unsent) * selectors.EVENT_WRITE
+                    selector.modify(worker.connection, events, worker)
                 deadline = min(worker.deadline for worker in self.workers)
-                for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
-                    self._collect(key.data, batch, selector)
+                for key, events in selector.select(max(0.0, deadline - time.monotonic())):
+                    if events & selectors.EVENT_WRITE:
+                        key.data.flush()
+                    if events & selectors.EVENT_READ:
+                        self._collect(key.data, batch, selector)
                 for worker in [w for w in self.workers if w.deadline <= time.monotonic()]:
                     self._replace(worker, batch, selector)
 
@@ -196,8 +209,7 @@ class Pool:
             if not batch.refill():
                 return False
             index = batch.pending.popleft()
-            with contextlib.suppress(OSError):  # dead workers are detected when reading replies
-                worker.send(index, batch.jobs[index], self._allowed)
+            worker.send(index, batch.jobs[index], self._allowed)
 
     def _collect(self, worker: _Worker, batch: _Batch, selector: selectors.BaseSelector) -> None:
         try:

@@ -26,6 +26,7 @@ GRACE_SECONDS = 1.0
 LONG_SECONDS = 1.0  # in one test, after which a program is set to the lowest priority
 AHEAD_BYTES = 1 << 16  # of calls sent ahead: less than the channel's buffer
 MAX_ENTERED = 40  # helpers that a program reports as called, and characters of their names
+MAX_LINE = 1 << 20  # a line number that a program reports; a program may take 1 MiB
 SHORT = 200  # characters of a value or message in an outcome
 
 Failure = tuple[str, str, int | None]  # error type, message, line of the program
@@ -205,8 +206,8 @@ class Candidate:
             self._channel = None
         self._sandbox.kill()
 
-    def _fail(self, kind: str, message: str, line: int | None = None) -> Stop:
-        self.failure = (kind, str(message)[:SHORT], line if isinstance(line, int) else None)
+    def _fail(self, kind: str, message: str, line: Any = None) -> Stop:
+        self.failure = (kind, str(message)[:SHORT], _line_number(line))
         return Stop()
 
     def _exchange(self, request: bytes) -> tuple[str, Any, Any]:
@@ -254,7 +255,8 @@ class Candidate:
         try:
             status, body, changed, *entered = wire.loads(payload)
             for name in (*entered, ())[0][:MAX_ENTERED]:
-                self.entered.add(str(name)[:MAX_ENTERED])
+                if len(self.entered) < MAX_ENTERED:
+                    self.entered.add(str(name)[:MAX_ENTERED])
             return status, body, changed
         except (ValueError, TypeError):
             raise self._forged() from None
@@ -307,7 +309,7 @@ class Candidate:
         ``StopIteration`` would end a test's ``map`` or ``filter`` early and let the test pass.
         """
         self.message = str(message)[:SHORT]
-        self.line = line if isinstance(line, int) else None
+        self.line = _line_number(line)
         name = _builtin_name(names)
         if name in ("StopIteration", "StopAsyncIteration", "GeneratorExit"):
             self.message = f"the program raised {name}"
@@ -316,6 +318,11 @@ class Candidate:
         raised: BaseException = kind.__new__(kind)
         raised.args = tuple(arguments)
         return raised
+
+
+def _line_number(line: Any) -> int | None:
+    """Return a line number from the program, None if it is not one or too large to pass on."""
+    return line if isinstance(line, int) and 0 < line <= MAX_LINE else None
 
 
 _GROUP = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11

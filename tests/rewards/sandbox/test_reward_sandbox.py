@@ -303,6 +303,49 @@ def f():
         assert outcome.passed, outcome
 
 
+def test_helpers_that_a_program_reports_are_bounded(reward):
+    """Other names with each reply: no more than a team's, in any outcome."""
+    program = """
+def f(x):
+    names = __entered__.__self__
+    names.clear()
+    names.update(f"{x}-{n}" for n in range(40 * (x + 1)))
+    return x
+"""
+    results = outcomes(reward, program, *[f"assert candidate({x}) == {x}" for x in range(10)])
+    assert all(outcome.passed for outcome in results)
+    assert {len(outcome.entered) for outcome in results} == {40}
+
+
+def test_a_forged_line_number_is_dropped(reward):
+    """It has too many digits to be passed on; the judge lives."""
+    program = """
+import os, sys
+def f(x):
+    frame = sys._getframe()
+    while "channel" not in frame.f_locals:
+        frame = frame.f_back
+    line = b'{"n":"0x' + b"f" * 9000 + b'"}'
+    reply = b'["e",[["KeyError"],[],"forged",' + line + b'],null]'
+    frame.f_locals["channel"].send(frame.f_locals["sequence"], reply)
+    os._exit(0)
+    return x
+"""
+    (outcome,) = outcomes(reward, program, "assert candidate(1) == 1")
+    assert (outcome.error_type, outcome.message, outcome.line) == ("KeyError", "forged", None)
+
+
+def test_what_tests_set_does_not_reach_the_next_ones(hasty):
+    """Those of two rows, in one judge."""
+    state = "decimal.getcontext().prec, sys.getrecursionlimit(), locale.setlocale(locale.LC_ALL)"
+    imports = "import decimal, locale, sys"
+    change = "decimal.getcontext().prec = 3; sys.setrecursionlimit(150); "
+    change += "locale.setlocale(locale.LC_ALL, 'C')"
+    (first,) = outcomes(hasty, ECHO, imports, f"assert candidate(1) == [{state}]", change)
+    (second,) = outcomes(hasty, ECHO, imports, f"assert candidate(2) == [{state}]")
+    assert first.expected == second.expected and "28" in first.expected
+
+
 def test_an_error_in_the_tests_that_cannot_be_printed(reward):
     """It holds a value of the program's; the judge lives to say so, and the next test runs."""
     huge = "def f(x):\n    return 1 << 40000\n"

@@ -62,6 +62,16 @@ def test_transport_and_printing_of_values_take_of_the_programs_time(level):
     assert found[-1].error_type == "NotRun"
 
 
+# --- memory ------------------------------------------------------------------------------------
+
+
+def test_a_program_may_be_granted_more_memory_than_its_judge(level):
+    program = "import resource\ndef f(x):\n    return resource.getrlimit(resource.RLIMIT_AS)\n"
+    with CodeReward(1, 5.0, 8192, level) as reward:
+        (found,) = outcomes(reward, program, f"candidate(0) == ({8192 << 20},) * 2")
+    assert found.passed, found
+
+
 # --- files -------------------------------------------------------------------------------------
 
 MANY = """
@@ -238,6 +248,23 @@ def wait_on_the_page(number: int) -> None:
         page = libc.mmap(None, 4096, 1, 1, file.fileno(), 0)
         value = int.from_bytes(file.read(4), "little")
     libc.syscall(number, ctypes.c_void_p(page), 0, value, None, None, 0)
+
+
+def test_sandboxes_of_one_process_do_not_kill_each_other(monkeypatch):
+    """As root without namespaces, where Landlock does not restrict signals (before Linux 6.12)."""
+    bootstrap = launch._bootstrap
+    unscoped = ("scopes = 3 if", "scopes = 0 if")
+    monkeypatch.setattr(launch, "_bootstrap", lambda config: bootstrap(config).replace(*unscoped))
+    folder, lock = folders.claim()
+    sandboxes = [Sandbox("limits", Limits(1.0, 256), folder) for _ in range(2)]
+    statuses = []
+    for sandbox in sandboxes:  # each has killed programs, to warm up
+        sandbox.kill()
+        statuses.append(sandbox.wait_killed())
+        sandbox.close()
+    folders.remove_tree(folder)
+    os.close(lock)
+    assert statuses == [0, 0]
 
 
 # --- what killed runs leave --------------------------------------------------------------------

@@ -83,6 +83,17 @@ def test_what_is_remembered_is_bounded(monkeypatch):
             assert len(reward._outcomes) <= 10
 
 
+def test_long_programs_and_long_replies_do_not_wait_for_each_other():
+    """Each is larger than a socket's buffer."""
+    lines = "".join(f"    assert candidate({n}) == '{'x' * 500}'\n" for n in range(600))
+    task = code_task("t", "", f"def check(candidate):\n{lines}", "f")
+    programs = [f"def f(x):\n    return '{n}' + '\U0001f600' * 200\n" for n in range(5)]
+    with CodeReward(workers=1) as reward:
+        scores = reward.score([JointAction(task, (program,)) for program in programs])
+    assert [len(s.facts.outcomes) for s in scores] == [600] * 5
+    assert {o.actual[1] for o in scores[4].facts.outcomes} == {"4"}
+
+
 def kill_at_work(worker: pool._Worker) -> None:
     """Ends a worker once it has been handed a program."""
     until(lambda: worker.jobs)
@@ -103,6 +114,37 @@ def test_a_dead_worker_is_replaced_and_only_its_program_fails():
     died = next(s for s in scores[:2] if s.value < 2).facts.outcomes[0]
     assert died.error_type == "Died"
     assert all(s.value == pytest.approx(2.1) for s in scores[2:])
+
+
+def test_a_program_whose_judge_was_killed_runs_again():
+    slow = "import time\ndef f(x):\n    time.sleep(1.5)\n    return x * x\n"
+    with CodeReward(workers=1) as reward:
+        reward.score(actions(squares(1)[0]))
+        killer = threading.Thread(target=kill_at_work, args=(workers(reward)[0],))
+        killer.start()
+        first = reward.score(actions(slow))[0]
+        assert first.facts.outcomes[0].error_type == "Died"
+        assert reward.score(actions(slow))[0].value == pytest.approx(2.1)
+
+
+def test_a_worker_that_does_not_start_leaves_no_others(monkeypatch):
+    """The next call starts all of them."""
+    ready, started = pool._Worker.await_ready, []
+
+    def fail_second(self):
+        started.append(self)
+        if len(started) == 2:
+            self.close()
+            raise SandboxError("none")
+        ready(self)
+
+    monkeypatch.setattr(pool._Worker, "await_ready", fail_second)
+    with CodeReward(workers=2) as reward:
+        with pytest.raises(SandboxError):
+            reward.score(actions(*squares(3)))
+        assert workers(reward) == []
+        assert reward.score(actions(*squares(3)))[2].value == pytest.approx(2.1)
+        assert len(started) == 4
 
 
 def test_a_dead_sandbox_is_replaced_unnoticed():

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from comlrl.rewards import run_python as module
 from comlrl.rewards.run_python import MAX_ERROR, MAX_OUTPUT, MAX_SOURCE, PythonResult, run_python
+from comlrl.rewards.sandbox.inside import wire
 
 
 def test_output_and_input():
@@ -50,8 +52,25 @@ def test_nothing_is_left_for_the_next_one():
     )
 
 
+def test_an_interrupted_run_leaves_nothing_for_the_next_one(monkeypatch):
+    """Its program still runs then, and writes."""
+
+    def interrupted(channel, wanted, deadline):
+        if wanted != wire.LOAD:
+            raise KeyboardInterrupt
+        return receive(channel, wanted, deadline)
+
+    receive = module._receive
+    write = "while True: open('note', 'w').write('x')"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "_receive", interrupted)
+        run_python(write)
+    assert run_python("import os, time\ntime.sleep(1)\nprint(os.listdir('.'))").output == "[]\n"
+
+
 def test_long_output_is_cut_and_long_code_refused():
-    assert len(run_python(f"print('x' * {2 * MAX_OUTPUT})").output) == MAX_OUTPUT
+    for letter in "x\U0001f600":
+        assert run_python(f"print('{letter}' * {2 * MAX_OUTPUT})").output == letter * MAX_OUTPUT
     with pytest.raises(ValueError, match="at most"):
         run_python("#" * (MAX_SOURCE + 1))
 
@@ -78,6 +97,8 @@ os._exit(0)
         ["e", [], None],
         "abc",
         {"n": "0x" + "f" * 9000},
+        ["v", ["a", None, None], {"s": []}],
+        ["v", ["a", None, None], "x" * 15 * MAX_OUTPUT],
     ],
 )
 def test_a_forged_reply_is_the_end_of_the_process(reply):
