@@ -5,7 +5,6 @@ Answers are untrusted text: they are read up to a limit, and callers must clean 
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
