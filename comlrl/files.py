@@ -87,6 +87,14 @@ def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
 
 
+def read_entry(path: Path, key: str) -> str | None:
+    """Return a text of the object in a JSON file, or None if it is missing or unreadable."""
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))[key])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
 def keep(path: str | Path, wanted: Callable[[int, dict[str, Any]], bool]) -> None:
     """Rewrite a JSONL file with the lines that ``wanted(index, line)`` accepts, atomically.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from comlrl.loop.progress import TRAINING, Progress, clock
 from comlrl.loop.records import Logger, LogRecord
@@ -82,7 +83,7 @@ class ConsoleLogger(Logger):
             self._print("  ".join([doing, *self._left()]))
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, record: LogRecord) -> str:
         where = self._progress.position(training_step(record))
@@ -127,7 +128,7 @@ def _table(shown: Sequence[LogRecord], columns: Columns) -> Table:
     metrics_S = [_shown(record) for record in shown]
     columns = [c for c in columns if any(c[1] in metrics for metrics in metrics_S)]
     for heading in ("", "step", "env steps", *(c[0] for c in columns)):
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(Text(heading), justify="right" if heading else "left")
     for record, metrics in zip(shown, metrics_S, strict=True):
         cells = [
             form.format(metrics[name]) if name in metrics else "–" for _, name, form in columns

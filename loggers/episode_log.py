@@ -54,8 +54,9 @@ class EpisodeLogger(Logger):
 
     def _rotate(self) -> None:
         self.close()
-        count = len(self._rotated()) + 1
-        self._path.rename(self._path.with_name(f"{self._path.stem}.{count}{self._path.suffix}"))
+        numbers = [path.suffixes[-2][1:] for path in self._rotated()]  # some may have been deleted
+        number = 1 + max((int(n) for n in numbers if n.isdecimal()), default=0)
+        self._path.rename(self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}"))
         self._file = self._path.open("w", encoding="utf-8")
 
 

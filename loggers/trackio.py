@@ -15,6 +15,7 @@ from typing import Any
 
 from comlrl.config.sections import TrackioConfig
 from comlrl.errors import notice
+from comlrl.files import read_entry, replace
 from comlrl.loop.records import Logger, LogRecord
 
 
@@ -35,11 +36,10 @@ class TrackioLogger(Logger):
         import trackio
 
         self._trackio = trackio
-        if resume and name_file.exists():
-            name = json.loads(name_file.read_text(encoding="utf-8"))["name"]
-        else:  # the suffix keeps names in a project distinct
+        name = read_entry(name_file, "name") if resume else None
+        if name is None:  # the suffix keeps names in a project distinct
             name = section.name or f"{run_dir.name}-{secrets.token_hex(3)}"
-            name_file.write_text(json.dumps({"name": name}), encoding="utf-8")
+            replace(name_file, json.dumps({"name": name}))
         with contextlib.redirect_stdout(io.StringIO()):  # replaced by the one-line notice below
             self._run = trackio.init(
                 section.project,

@@ -17,6 +17,7 @@ import wandb
 
 from comlrl.config.sections import WandbConfig
 from comlrl.errors import notice
+from comlrl.files import read_entry, replace
 from comlrl.loggers.samples import sample
 from comlrl.loggers.views import view_of
 from comlrl.loop.records import Logger, LogRecord
@@ -81,7 +82,8 @@ class WandbLogger(Logger):
         self._columns = view_of(settings["domain"]).samples
         folder = Path(section.dir) if section.dir else run_dir
         folder.mkdir(parents=True, exist_ok=True)
-        previous_id = run_id(run_dir) if resume else None
+        id_file = run_dir / "wandb.json"
+        previous_id = read_entry(id_file, "id") if resume else None
         self._run = wandb.init(
             project=section.project,
             entity=section.entity,
@@ -98,7 +100,7 @@ class WandbLogger(Logger):
                 console="off",  # the live table's redraws are not worth logging
             ),
         )
-        _id_file(run_dir).write_text(json.dumps({"id": self._run.id}), encoding="utf-8")
+        replace(id_file, json.dumps({"id": self._run.id}))
         self._run.define_metric("env_step")
         for phase in ("train", "eval"):
             self._run.define_metric(f"{phase}/*", step_metric="env_step")
@@ -156,18 +158,6 @@ class WandbLogger(Logger):
     def close(self) -> None:
         with self._tolerant():
             self._run.finish()
-
-
-def run_id(run_dir: Path) -> str | None:
-    """Return the id of a run directory's W&B run, or None if it is missing or unreadable."""
-    try:
-        return str(json.loads(_id_file(run_dir).read_text(encoding="utf-8"))["id"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
-def _id_file(run_dir: Path) -> Path:
-    return run_dir / "wandb.json"
 
 
 def _unreachable(error: Exception) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from comlrl.programs.messages import Prompt, messages, offered
 from comlrl.programs.running import RunningEpisode
+from comlrl.rollout.checked import LARGEST, fits, number, shown
 from comlrl.types import Completion, Message, Score
 
 
@@ -96,10 +96,16 @@ class Agents(Mapping[str, Agent]):
         return await self._running.score(tuple(map(str, texts)))
 
     async def reward(self, name: str, value: float) -> None:
-        """Reward an agent for its calls so far. Raises ValueError unless ``value`` is finite."""
-        if isinstance(value, str) or not math.isfinite(value):
-            raise ValueError(f"agents.reward expects a finite number, not {value!r}")
-        self._running.pay(self._running.program.index(name), float(value))
+        """Reward an agent for its calls so far.
+
+        Raises ValueError unless ``value`` is a finite number of at most ``LARGEST``.
+        """
+        reward = number(value)
+        if not fits(reward):
+            raise ValueError(
+                f"agents.reward expects a finite number of at most {LARGEST:g}, not {shown(value)}"
+            )
+        self._running.pay(self._running.program.index(name), reward)
 
 
 def room_for_process(agents: Agents) -> AbstractAsyncContextManager[None]:

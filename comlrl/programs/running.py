@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from comlrl.config.plugins.targets import TargetError
 from comlrl.errors import UserError
 from comlrl.programs.program import Address, EpisodeError, Program
-from comlrl.rollout.checked import checked_score
+from comlrl.rollout.checked import LARGEST, checked_score, fits, number, shown
 from comlrl.tasks.prompts import Prompts
 from comlrl.types import (
     AgentReward,
@@ -277,5 +277,11 @@ def _by_name(result: Any, names_N: Sequence[str], where: str) -> Any:
             f"{where} rewards of {', '.join(map(str, result)) or 'nobody'}; return a number for "
             f"each of {', '.join(names_N)}"
         )
-    reward_N = tuple(float(result[name]) for name in names_N)
+    reward_N = tuple(number(result[name]) for name in names_N)
+    for name, reward in zip(names_N, reward_N, strict=True):
+        if not fits(reward):
+            raise TargetError(
+                f"{where} {shown(result[name])} for `{name}`; return finite numbers of at most "
+                f"{LARGEST:g}"
+            )
     return Score(math.fsum(reward_N) / len(reward_N), by_agent=reward_N)

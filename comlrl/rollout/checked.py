@@ -3,6 +3,7 @@ them, and exceptions are reported in one line."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +36,7 @@ class CheckedReward(Reward):
             returned = self.reward.score(actions)
             returned_scores = list(returned) if isinstance(returned, Iterable) else None
         if returned_scores is None or len(returned_scores) != len(actions):
-            count = (
-                _shown(returned) if returned_scores is None else f"{len(returned_scores)} scores"
-            )
+            count = shown(returned) if returned_scores is None else f"{len(returned_scores)} scores"
             raise TargetError(
                 f"{self.target} returned {count} for {len(actions)} joint actions; return a list "
                 "with one score for each, in their order"
@@ -82,7 +81,7 @@ class CheckedTransition:
             agents = len(attempt.completions_N)
             if len(texts) != agents or not all(isinstance(text, str) for text in texts):
                 raise TargetError(
-                    f"{self.target} returned {_shown(texts)} for {agents} agents; return one text "
+                    f"{self.target} returned {shown(texts)} for {agents} agents; return one text "
                     "for each"
                 )
         return [tuple(map(without_surrogates, texts)) for texts in feedback]
@@ -115,6 +114,10 @@ class CheckedDomain:
             styles = self._domain.styles()
             return {name: CheckedDomain(each, self._target) for name, each in styles.items()}
 
+    def described(self, score: Score) -> Mapping[str, Any]:
+        with self._target.calling():
+            return json.loads(json.dumps(dict(self._domain.described(score) or {}), default=_plain))
+
     def values(self, task: Task, num_agents: int) -> tuple[Mapping[str, str], ...]:
         with self._target.calling():
             values_N = tuple(self._domain.values(task, num_agents))
@@ -136,11 +139,20 @@ def checked_score(returned: Any, agents: int, where: str) -> Score:
 
     Raises TargetError, whose message begins with ``where``, if it is invalid.
     """
-    score = returned if isinstance(returned, Score) else Score(_number(returned))
-    if not all(map(_fits, map(_number, (score.task_value, *score.parts.values())))):
+    score = returned if isinstance(returned, Score) else Score(number(returned))
+    parts = score.parts
+    if not (isinstance(parts, Mapping) and all(isinstance(name, str) for name in parts)):
+        raise TargetError(f"{where} parts={shown(parts)}; return a mapping from names to numbers")
+    score = replace(
+        score,
+        value=number(score.value),
+        parts={without_surrogates(name): number(value) for name, value in parts.items()},
+        task_reward=None if score.task_reward is None else number(score.task_reward),
+    )
+    if not all(map(fits, (score.value, score.task_value, *score.parts.values()))):
         what = "as a score or part" if isinstance(returned, Score) else "as a score"
         raise TargetError(
-            f"{where} {_shown(returned)} {what}; return finite numbers of at most {LARGEST:g}"
+            f"{where} {shown(returned)} {what}; return finite numbers of at most {LARGEST:g}"
         )
     total = math.fsum(score.parts.values())
     if score.parts and abs(total - score.task_value) > TOLERANCE * max(1.0, abs(total)):
@@ -148,14 +160,13 @@ def checked_score(returned: Any, agents: int, where: str) -> Score:
             f"{where} {score.task_value:g}, and parts that sum to {total:g}; return parts that sum "
             "to the value"
         )
-    if score.passed not in (None, False, True):
+    if score.passed is not None and number(score.passed) not in (0, 1):
         raise TargetError(
-            f"{where} passed={_shown(score.passed)}; return true, false or, if there is no "
+            f"{where} passed={shown(score.passed)}; return true, false or, if there is no "
             "passing, None"
         )
-    parts = {without_surrogates(name): value for name, value in score.parts.items()}
-    by_agent = _by_agent(score, agents, where)
-    return replace(score, value=float(score.value), parts=parts, by_agent=by_agent)
+    passed = None if score.passed is None else bool(score.passed)
+    return replace(score, passed=passed, by_agent=_by_agent(score, agents, where))
 
 
 def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None:
@@ -164,10 +175,10 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
         return None
     returned = score.by_agent
     listed = isinstance(returned, Iterable) and not isinstance(returned, str)
-    reward_N = tuple(map(_number, returned)) if listed else ()
-    if len(reward_N) != agents or not all(map(_fits, reward_N)):
+    reward_N = tuple(map(number, returned)) if listed else ()
+    if len(reward_N) != agents or not all(map(fits, reward_N)):
         raise TargetError(
-            f"{where} by_agent={_shown(returned)}; return {agents} finite numbers, one for each "
+            f"{where} by_agent={shown(returned)}; return {agents} finite numbers, one for each "
             "agent"
         )
     mean = math.fsum(reward_N) / agents
@@ -179,12 +190,12 @@ def _by_agent(score: Score, agents: int, where: str) -> tuple[float, ...] | None
     return reward_N
 
 
-def _fits(number: float) -> bool:
+def fits(number: float) -> bool:
     """Return whether a reward can be squared and summed in the float32 of a loss."""
     return abs(number) <= LARGEST
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
     """Convert a number or one-element array to float; return NaN for anything else."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return math.nan
@@ -194,6 +205,14 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _shown(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """Convert a NumPy value or a tensor for JSON. Raises TypeError for anything else."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a fact is a {type(value).__name__}, which JSON lacks")
+
+
+def shown(value: Any) -> str:
+    """Return a value for one line of a message, cut to 80 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

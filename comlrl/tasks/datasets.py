@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +56,14 @@ def apart(held_out: Sequence[Task], training: Sequence[Task]) -> tuple[list[Task
     rows = {_content(task) for task in training}
     training_keys = {(task.task_id, _content(task)) for task in training}
     taken = names | {task.task_id for task in held_out}
+    numbers = defaultdict[str, Iterator[int]](lambda: count(2))
     result, shared = [], []
     for task in held_out:
         content = _content(task)
         if content in rows:
             shared.append(task.task_id)
         if task.task_id in names and (task.task_id, content) not in training_keys:
-            name = _free(task.task_id, taken)
+            name = _free(task.task_id, taken, numbers[task.task_id])
             taken.add(name)
             task = replace(task, task_id=name)
         result.append(task)
@@ -74,16 +77,18 @@ def _content(task: Task) -> str:
     return repr(sorted((k, repr(v)) for k, v in fields if k != "task_id" and v is not None))
 
 
-def _free(name: str, taken: set[str]) -> str:
-    return next(new for n in range(2, 10**9) if (new := f"{name}#{n}") not in taken)
+def _free(name: str, taken: set[str], numbers: Iterator[int]) -> str:
+    """Return the first numbered name that is not taken. ``numbers``: those not yet tried."""
+    return next(new for n in numbers if (new := f"{name}#{n}") not in taken)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Make task names unique, because they are part of sampling keys."""
     taken, seen, result = set(names), set[str](), []
+    numbers = defaultdict[str, Iterator[int]](lambda: count(2))
     for name in names:
         if name in seen:
-            name = _free(name, taken)
+            name = _free(name, taken, numbers[name])
             taken.add(name)
         seen.add(name)
         result.append(name)
@@ -157,15 +162,16 @@ def _load_split(name: str, base: str, setting: str) -> Rows:
         chosen = [index for index, row in enumerate(rows) if row["level"] in LEVELS[name]]
         names = [f"{base}_row_{index}" for index in chosen]  # independent of the levels
         return Rows([rows[index] for index in chosen], names, [index + 1 for index in chosen])
-    if path.suffix not in KINDS:
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        if path.is_file():
+            raise UserError(f"dataset.name: '{name}'; use a {', '.join(KINDS)} file")
         return _named(_read(name, setting, base), None, prefix=f"{base}_")
     if not path.is_file():
         raise UserError(f"dataset.name: '{name}' does not exist; use a file that does")
-    if KINDS[path.suffix] == "json":
+    if kind == "json":
         return _named(*json_rows(path, name))
-    return _named(
-        _read(KINDS[path.suffix], setting, base, data_files={base: name}, name=name), None
-    )
+    return _named(_read(kind, setting, base, data_files={base: name}, name=name), None)
 
 
 def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
@@ -175,7 +181,10 @@ def _named(content: Any, lines: Sequence[int] | None, prefix: str = "") -> Rows:
         ids = (
             list(content["task_id"]) if "task_id" in content.column_names else [None] * len(content)
         )
-    names = [str(task_id or f"{prefix}row_{index}") for index, task_id in enumerate(ids)]
+    names = [
+        f"{prefix}row_{index}" if task_id is None or task_id == "" else str(task_id)
+        for index, task_id in enumerate(ids)
+    ]
     return Rows(content, _unique(names), lines)
 
 

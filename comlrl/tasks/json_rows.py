@@ -58,6 +58,9 @@ def _parsed(text: str, name: str, line: int = 1) -> Any:
 
 
 def _object(value: Any, name: str, where: str) -> dict[str, Any]:
-    if isinstance(value, dict):
+    if not isinstance(value, dict):
+        raise UserError(f"dataset.name: '{name}' {where} is not a JSON object; write {{…}}")
+    try:
         return clean_json(value)
-    raise UserError(f"dataset.name: '{name}' {where} is not a JSON object; write {{…}}")
+    except RecursionError as error:
+        raise UserError(f"dataset.name: '{name}' {where}: {error}; fix the row") from None

@@ -70,6 +70,12 @@ def thinned(series: Series) -> Series:
 
 def smoothed(values: Sequence[float], window: int) -> list[float]:
     """Return the moving average over ``window`` values, fewer at the ends."""
-    half = window // 2
-    parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in parts]
+    half, count = window // 2, len(values)
+    if not count:
+        return []
+    # Unlike differences of prefix sums, these sums keep their precision next to a very large value.
+    sums, sizes = (
+        np.convolve(line, np.ones(2 * half + 1))[half : half + count]
+        for line in (values, np.ones(count))
+    )
+    return (sums / sizes).tolist()

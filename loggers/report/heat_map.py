@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from comlrl.loggers.report.pictures import PAPER
+from comlrl.loggers.report.pictures import PAPER, save
 
 
 def write_heat_map(
@@ -46,4 +46,4 @@ def write_heat_map(
         axis.set_title(title, fontsize=10)
         axis.spines[:].set_visible(False)
         figure.colorbar(image, shrink=0.8)
-        figure.savefig(path, dpi=150)
+        save(figure, Path(path), dpi=150)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 
-from comlrl.loggers.report.pictures import PAPER, SAME
+from comlrl.loggers.report.pictures import PAPER, SAME, save
 
 
 def write_parallel_coordinates(
@@ -42,7 +42,7 @@ def write_parallel_coordinates(
             axis.plot([column[i] for column in heights], **look)
         axis.set(xlim=(-0.3, len(columns) - 0.5), ylim=(-0.06, 1.12))
         axis.axis("off")
-        figure.savefig(path, dpi=150)
+        save(figure, Path(path), dpi=150)
 
 
 def _scale(column: Sequence[Any], log: bool) -> tuple[list[float], list[tuple[float, str]]]:

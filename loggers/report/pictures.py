@@ -184,9 +184,13 @@ def write_charts(charts: Sequence[Chart], *paths: Path, labels: Sequence[str] = 
             swatches = [Line2D([], [], **style(i)) for i in range(len(labels))]
             figure.legend(swatches, labels, loc="outside lower left", frameon=False)
         for path in paths:
-            drawn = io.BytesIO()
-            metadata = UNDATED.get(path.suffix)
-            figure.savefig(drawn, format=path.suffix[1:], dpi=300, metadata=metadata)
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace(path, drawn.getvalue())
+            save(figure, path, dpi=300)
     return list(paths)
+
+
+def save(figure: Figure, path: Path, dpi: int) -> None:
+    """Write a figure atomically, in the format of the path's suffix."""
+    drawn, metadata = io.BytesIO(), UNDATED.get(path.suffix)
+    figure.savefig(drawn, format=path.suffix[1:], dpi=dpi, metadata=metadata)
+    replace(path, drawn.getvalue())

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class ReportError(UserError):
     """Raised for a directory that is not a valid run; the message says what is missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """The contents of a run directory; fields of missing files are empty."""
 
@@ -109,11 +110,15 @@ class Run:
 
     def names(self, phase: str) -> list[str]:
         """Return all metric names of a phase, in the order in which they were first logged."""
-        seen: dict[str, None] = {}
+        return list(self._names.get(phase, ()))
+
+    @cached_property
+    def _names(self) -> dict[str, dict[str, None]]:
+        """Return the metric names by phase."""
+        names: dict[str, dict[str, None]] = {}
         for record in self.records:
-            if record["phase"] == phase:
-                seen.update(dict.fromkeys(record["metrics"]))
-        return list(seen)
+            names.setdefault(record["phase"], {}).update(dict.fromkeys(record["metrics"]))
+        return names
 
     @property
     def all_names(self) -> list[str]:

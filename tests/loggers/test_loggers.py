@@ -22,6 +22,7 @@ from comlrl.loggers.console import ConsoleLogger, shown
 from comlrl.loggers.episode_log import EpisodeLogger
 from comlrl.loggers.jsonl import JsonlLogger
 from comlrl.loggers.samples import SampleLogger
+from comlrl.loggers.trackio import TrackioLogger
 from comlrl.loop.progress import Progress, clock
 from comlrl.loop.records import Logger, LogMark, LogRecord
 from comlrl.rewards.code.domain import CODE
@@ -156,6 +157,16 @@ def test_episodes_hold_everything_and_rotate(tmp_path):
     assert {line["update"] for line in kept} == {0, 1}
     begun(EpisodeLogger(path, CODE)).close()  # a new run: nothing of the old one is left
     assert [file.name for file in tmp_path.glob("episodes*")] == ["episodes.jsonl"]
+
+
+def test_a_rotation_overwrites_no_file(tmp_path):
+    logger = begun(EpisodeLogger(tmp_path / "episodes.jsonl", CODE, rotate_bytes=1))
+    for update in range(2):
+        logger.episodes(record(update), [scored_tree("a", 1.0)])
+    (tmp_path / "episodes.1.jsonl").unlink()  # by the user, for room
+    logger.episodes(record(2), [scored_tree("a", 1.0)])
+    logger.close()
+    assert [lines(tmp_path / f"episodes.{n}.jsonl")[0]["update"] for n in (2, 3)] == [1, 2]
 
 
 def ten_steps(clock: Clock) -> Progress:
@@ -369,6 +380,16 @@ assert name.startswith("run-"), name
 assert [(row["step"], row["train/reward_mean"]) for row in SQLiteStorage.get_logs("arena", name)] \
     == [(8, 1.5), (16, 3.0)]
 """
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"name": "old"}'])
+def test_a_torn_name_of_trackio_begins_another_run(content, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda *_, **__: None))
+    file = tmp_path / "trackio.json"
+    file.write_text(content)
+    section = SimpleNamespace(project="p", name="new", dir=None)
+    TrackioLogger(section, {}, tmp_path, resume=True)
+    assert json.loads(file.read_text()) == {"name": "old" if "old" in content else "new"}
 
 
 def test_trackio_resumed_is_the_same_run(tmp_path):

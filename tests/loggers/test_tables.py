@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from comlrl.loggers.tables import counted
+from comlrl.loggers.views import view_of
+from comlrl.loggers.views.view import listed
 from comlrl.trainers.launch.__main__ import main
 
 
@@ -25,3 +27,9 @@ def test_the_reports_help_names_its_command(capsys, monkeypatch):
         main(["report", "--help"])
     assert done.value.code == 0
     assert capsys.readouterr().out.startswith("usage: comlrl report ")
+
+
+def test_the_last_of_many_agents_has_its_share():
+    """Of solved programs that need it."""
+    names = [f"agent_{i}/needed_rate" for i in range(9)]
+    assert listed(view_of("code").tables, names) == names

@@ -41,6 +41,18 @@ def test_a_runs_title_sends_no_escape_sequences(tmp_path):
     assert "run" in shown and "\x1b]0;" not in shown and "\x1b[2J" not in shown
 
 
+def test_a_role_is_no_markup(tmp_path):
+    columns = (("[/x] :x: reward", "reward_mean", "{:.2f}"),)
+    for terminal in (False, True):
+        with (tmp_path / "out").open("w+") as file:
+            console = Console(force_terminal=terminal, width=200, file=file, color_system=None)
+            logger = ConsoleLogger(Progress(), console=console, columns=columns)
+            logger.log(record(1, reward_mean=1.0))
+            logger.close()
+            file.seek(0)
+            assert "[/x] :x: reward" in file.read()
+
+
 @pytest.mark.parametrize(
     "section",
     [

@@ -170,7 +170,10 @@ def described(error: BaseException, where: Path | Iterable[Source]) -> str:
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{kind}: {error.msg} ({error.filename}:{error.lineno})"
-    text = " ".join(str(error).split())[:300]
+    try:
+        text = " ".join(str(error).split())[:300]
+    except Exception:  # the user's ``__str__`` may raise
+        text = ""
     frames = traceback.extract_tb(error.__traceback__)
     user_files = None if isinstance(where, Path) else {str(source.file) for source in where}
 

@@ -212,6 +212,23 @@ async def leaves(task, agents):
     raise SystemExit(0)
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+async def raises_the_unspeakable(task, agents):
+    raise Unspeakable
+
+
+async def pays_too_much(task, agents):
+    await agents.reward("coder", -1e300)
+
+
+async def pays_nothing_known(task, agents):
+    await agents.reward("coder", None)
+
+
 async def swallows(task, agents):
     while True:
         with contextlib.suppress(Exception, asyncio.CancelledError):
@@ -234,6 +251,9 @@ FAILING = [
         "the prompt of call 1 of `tester` has 101 tokens, which leaves no room for max_",
     ),
     (leaves, "raised SystemExit: 0 ("),
+    (raises_the_unspeakable, "raised Unspeakable ("),
+    (pays_too_much, "raised ValueError: agents.reward expects"),
+    (pays_nothing_known, "raised ValueError: agents.reward expects"),
 ]
 
 
@@ -314,6 +334,9 @@ def test_a_signal_ends_all_episodes(play):
     [
         (None, "returned None as a score; return finite numbers"),
         ({"coder": 1.0}, "returned rewards of coder; return a number for each of coder, tester"),
+        ({"coder": 1.0, "tester": "x"}, "returned 'x' for `tester`; return finite numbers"),
+        ({"coder": 1.0, "tester": None}, "returned None for `tester`"),
+        ({"coder": 1e300, "tester": 1.0}, "returned 1e+300 for `coder`"),
         (Score(1.0, by_agent=(1.0,)), "returned by_agent=(1.0,); return 2 finite numbers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from comlrl.config.plugins.targets import Target, TargetError
-from comlrl.rollout.checked import CheckedReward, CheckedTransition
-from comlrl.types import Attempt, JointAction, Score, Task
+from comlrl.rollout.checked import CheckedDomain, CheckedReward, CheckedTransition
+from comlrl.types import Attempt, Domain, JointAction, Score, Task
 
 ACTIONS = [JointAction(Task(f"task/{i}", {}), ("a", "b")) for i in range(2)]
 ATTEMPTS = [Attempt(a.task, a.completions_N, Score(1.0), 1) for a in ACTIONS]
@@ -73,6 +74,14 @@ def test_numbers_and_scores(given):
         (
             [Score(1.0, by_agent=(2.0, math.nan)), 1.0],
             "task 'task/0': returned by_agent=(2.0, nan); return 2 finite numbers",
+        ),
+        ([Score(1.0, parts=None), 1.0], "task 'task/0': returned parts=None; return a mapping"),
+        ([Score(1.0, parts=[1.0]), 1.0], "task 'task/0': returned parts=[1.0]; return a mapping"),
+        ([Score(1.0, {1: 1.0}), 1.0], "task 'task/0': returned parts={1: 1.0}; return a mapping"),
+        ([Score(None, task_reward=1.0), 1.0], "task 'task/0': returned Score(value=None"),
+        (
+            [Score(1.0, passed=np.ones(2, bool)), 1.0],
+            "task 'task/0': returned passed=array([ True, True]); return true, false or",
         ),
         ([Score(1.0, by_agent=3.0), 1.0], "task 'task/0': returned by_agent=3.0; return 2 finite"),
         (
@@ -154,6 +163,28 @@ def test_each_agents_own_reward_becomes_plain_numbers():
     scores = CheckedReward(Fixed(given), TARGET, by_agent=True).score(ACTIONS)
     assert [score.by_agent for score in scores] == [(3.0, -1.0), None]
     assert all(type(own) is float for own in scores[0].by_agent)
+
+
+def test_everything_in_a_score_becomes_plain():
+    given = [
+        Score(torch.tensor(9.0), {"a": np.float32(1.0)}, np.bool_(True), task_reward=np.int64(1)),
+        Score(0.5, {"a": torch.tensor([0.5])}, torch.tensor(False)),
+    ]
+    scores = CheckedReward(Fixed(given), TARGET).score(ACTIONS)
+    assert scores == [Score(9.0, {"a": 1.0}, True, task_reward=1.0), Score(0.5, {"a": 0.5}, False)]
+    json.dumps([[s.value, s.task_reward, s.passed, dict(s.parts)] for s in scores])
+
+
+def test_facts_become_plain():
+    class Stating(Domain):
+        def described(self, score):
+            return score.facts
+
+    domain = CheckedDomain(Stating(), TARGET)
+    facts = {"price": np.int64(3), "prices": torch.tensor([1, 2]), "note": "x"}
+    assert domain.described(Score(1.0, facts=facts)) == {"price": 3, "prices": [1, 2], "note": "x"}
+    with pytest.raises(TargetError, match="raised TypeError: a fact is a set"):
+        domain.described(Score(1.0, facts={"seen": {1}}))
 
 
 def test_a_class_says_that_agents_have_rewards_of_their_own():

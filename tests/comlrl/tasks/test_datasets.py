@@ -12,7 +12,7 @@ from comlrl.builtin import COOPMINI
 from comlrl.config.sections import DatasetConfig
 from comlrl.errors import UserError
 from comlrl.rewards.code.domain import CODE
-from comlrl.tasks.datasets import apart, load_tasks, split_size
+from comlrl.tasks.datasets import _unique, apart, load_tasks, split_size
 
 
 def rows(count: int) -> list[dict]:
@@ -140,6 +140,24 @@ def test_names_are_made_where_there_are_none_and_made_unique(tmp_path):
     assert ids(jsonl(tmp_path, items), "test") == ["row_0", "T/1", "T/1#2", "T/1#3"]
 
 
+def test_a_name_of_zero_is_a_name(tmp_path):
+    items = [row | {"task_id": i} for i, row in enumerate(rows(2))]
+    assert ids(jsonl(tmp_path, items), "test") == ["0", "1"]
+
+
+def test_numbers_of_equal_names_are_tried_once():
+    class Name(str):
+        tried = 0
+
+        def __format__(self, spec):
+            Name.tried += 1
+            return str(self)
+
+    names = _unique([*["a"] * 2, "a#3", *map(Name, "b" * 50), "a"])
+    assert names == ["a", "a#2", "a#3", "b", *(f"b#{n}" for n in range(2, 51)), "a#4"]
+    assert Name.tried == 49
+
+
 def unnamed(count: int) -> list[dict]:
     return [{k: v for k, v in row.items() if k != "task_id"} for row in rows(count)]
 
@@ -199,6 +217,13 @@ def test_broken_json_is_named_by_its_line(tmp_path, text, named, within):
         ids(str(file if within == "file" else tmp_path), "test")
     line = str(error.value)
     assert "\n" not in line and str(file) in line and named in line
+
+
+def test_a_deep_row_is_named_by_its_line(tmp_path):
+    file = tmp_path / "test.jsonl"
+    file.write_text('{"a": 1}\n{"a": ' + "[" * 900 + "]" * 900 + "}\n")
+    with pytest.raises(UserError, match=r"test\.jsonl' line 2: "):
+        ids(str(file), "test")
 
 
 BAD = [
@@ -262,6 +287,14 @@ def test_what_is_not_there_is_named(tmp_path):
     (tmp_path / "broken.jsonl").write_text("{not json\n")
     with pytest.raises(UserError, match="broken"):
         ids(str(tmp_path / "broken.jsonl"), "test")
+
+
+def test_suffixes_of_files(tmp_path):
+    file = jsonl(tmp_path, rows(2), "TASKS.JSONL")
+    assert ids(file, "test") == ["T/0", "T/1"]
+    other = jsonl(tmp_path, rows(2), "tasks.csv")
+    with pytest.raises(UserError, match=r"tasks\.csv'; use a \.jsonl"):
+        ids(other, "test")
 
 
 def test_a_changed_file_is_read_anew(tmp_path):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -435,6 +436,22 @@ def test_values_that_no_axis_can_show_are_left_out(tmp_path):
 
 def test_smoothing():
     assert smoothed([0, 3, 6], 3) == [1.5, 3, 4.5]  # (0+3)/2, (0+3+6)/3, (3+6)/2
+    assert smoothed([0, 3, 6], 9) == [3, 3, 3] and smoothed([], 3) == []
+    assert smoothed([1e30, 1, 1, 1], 3)[2:] == [1, 1]  # not lost beside a very large value
+
+
+def test_names_of_metrics_are_read_once(tmp_path):
+    class Counted(dict):
+        read = 0
+
+        def __iter__(self):
+            Counted.read += 1
+            return super().__iter__()
+
+    run = read_run(logged(tmp_path, reward_mean=[0.0, 1.0], loss=[1.0, 0.5]))
+    records = [record | {"metrics": Counted(record["metrics"])} for record in run.records]
+    sections(run := replace(run, records=tuple(records)))
+    assert Counted.read <= len(records) and run.names("train") == ["reward_mean", "loss"]
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

@@ -47,7 +47,8 @@ def check(
     work.build_reward().close()
     splits = None
     name = config.dataset.name
-    if name.startswith("builtin:") or Path(name).suffix in KINDS or Path(name).is_dir():
+    readable = Path(name).suffix.lower() in KINDS
+    if name.startswith("builtin:") or readable or Path(name).is_dir():
         splits = load_both_splits(config.dataset, config.section, work.domain)
     else:
         _check_splits(config.dataset)

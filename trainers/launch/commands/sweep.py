@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from comlrl.config.yaml_values import parse_override
 from comlrl.errors import UserError, print_error, report
-from comlrl.files import read_lines, tolerant_terminal
+from comlrl.files import read_lines, replace, tolerant_terminal
 from comlrl.loop.run_lock import hold
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
 from comlrl.trainers.launch.commands.child_runs import ChildRun, run_all
@@ -140,9 +141,10 @@ def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[Froze
         ending = study.user_attrs.get(str(t.number), (None, None))
         row = [t.number, *(t.params[n] for n in names), t.value, STATES[t.state], *ending]
         rows.append(["" if cell is None else cell for cell in row])
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([head, *rows])
-    (folder / "results.md").write_text(table(head, rows), encoding="utf-8")
+    text = io.StringIO()
+    csv.writer(text).writerows([head, *rows])
+    replace(folder / "results.csv", text.getvalue())
+    replace(folder / "results.md", table(head, rows))
     if done := [t for t in trials if t.value is not None]:
         write_parallel_coordinates(
             folder / "parallel_coordinates.png",

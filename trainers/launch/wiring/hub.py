@@ -46,7 +46,7 @@ def check_data(name: str, beside: Path) -> None:
         return
     _check_builtin("dataset.name", name, DATASETS)
     path = Path(name)
-    readable = path.suffix in KINDS
+    readable = path.suffix.lower() in KINDS
     if path.is_file() and not readable:
         raise UserError(f"dataset.name: '{name}'; use a {', '.join(KINDS)} file")
     if name in DATASETS or path.exists() or (not readable and _may_be_remote(name)):

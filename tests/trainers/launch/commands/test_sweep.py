@@ -28,7 +28,7 @@ from comlrl.trainers.launch.commands.search import (
     points,
     read_sweep,
 )
-from comlrl.trainers.launch.commands.sweep import last_value
+from comlrl.trainers.launch.commands.sweep import last_value, write_results
 from tests.support.processes import until
 
 ROOT = Path(__file__).parents[4]
@@ -100,6 +100,18 @@ def test_grid_runs_every_point_and_survives_one_that_fails(tmp_path, capsys):
     assert "| eval/reward_mean |" in (tmp_path / "s" / "results.md").read_text()
     assert (tmp_path / "s" / "parallel_coordinates.png").stat().st_size > 5000
     assert "Mean reward, held-out tasks" in (tmp_path / "s" / "comparison.html").read_text()
+
+
+def test_results_replace_the_files_at_once(tmp_path):
+    sweep = read_sweep(_sweep_file(tmp_path, {"a.x": {"values": [1]}}))
+    study = open_study(sweep, tmp_path)
+    files = [tmp_path / "results.csv", tmp_path / "results.md"]
+    for file in files:
+        file.write_text("old")
+    with files[0].open() as table, files[1].open() as page:
+        write_results(study, sweep, tmp_path)
+        assert table.read() == page.read() == "old"
+    assert all("eval/reward_mean" in file.read_text() for file in files)
 
 
 def test_count_goes_on_where_the_last_call_ended(tmp_path):
