@@ -74,7 +74,8 @@ def build(
     write_environment(run_dir / ENVIRONMENT)
     # The maximum reward may differ from the domain's.
     pays_otherwise = len(roles) == 1 and bool(config.reward.arguments)
-    own_reward = config.reward.target is not None or pays_otherwise
+    is_program = config.program.replaces_turns
+    own_reward = config.reward.target is not None or is_program or pays_otherwise
     write_domain(run_dir / DOMAIN, config.domain, domain, roles, own_reward)
     loggers: list[Logger] = [
         JsonlLogger(run_dir / METRICS),

@@ -132,7 +132,11 @@ def card(saved: Saved, method: str) -> str:
     if saved.heterogeneous:
         agents.append(["`heterogeneous`", "what distinguishes the agents"])
     count = section.get("num_agents", len(saved.folders))
-    settings = [[key, section[key]] for key in SETTINGS if section.get(key) is not None]
+    settings = [
+        [key, f"{value:g}" if isinstance(value := section[key], float) else value]
+        for key in SETTINGS
+        if section.get(key) is not None
+    ]
     ends = [
         ["environment steps", run.summary.get("env_steps")],
         ["updates", run.summary.get("updates")],

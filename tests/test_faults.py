@@ -328,6 +328,13 @@ def test_steps_without_an_advantage_are_reported_once_and_at_the_end() -> None:
     assert restored.summary() == CollapseAlarm().summary() == ""
 
 
+def test_a_step_in_which_no_agent_was_called_is_reported_once() -> None:
+    alarm = CollapseAlarm()
+    assert alarm.look({"tokens": 1.0}) == alarm.look({}) == []
+    (warning,) = alarm.look({"tokens": 0.0})
+    assert "await" in warning and alarm.look({"tokens": 0.0}) == []
+
+
 def test_a_score_around_zero_is_no_collapse() -> None:
     """A reward model's: the task's reward, beside it, is watched."""
     collapse = CollapseAlarm()

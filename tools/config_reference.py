@@ -26,7 +26,7 @@ HEAD = """\
 This page lists every key with its type and default. `python -m tools.config_reference` writes it
 from `comlrl/config/sections.py` and `comlrl/config/algorithms_*.py`.
 
-A file is YAML, with the sections below and one named after the algorithm. Every key is optional.
+A file is YAML, with the sections below and one named after the algorithm. Every key has a default.
 `--override` takes dotted keys, for example
 `--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`. Values are YAML or
 Python literals. The last of file, older flags and `--override` wins.

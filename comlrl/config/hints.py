@@ -73,6 +73,11 @@ SYNONYMS = {
     "reward_processor.shift": "reward_shift",
     "agent_devices": "devices",
 }
+# Other libraries' dotted keys whose last part means something else here → this framework's name.
+WHOLE = {
+    "data.train_batch_size": "batch_size",
+    "actor_rollout_ref.model.path": "agent_model.name",
+}
 # Removed keys and sections without a counterpart → what to do instead.
 REMOVED = {
     "parallel_training": "leave it out; several processes are started by torchrun",
@@ -113,6 +118,7 @@ def hint(key: str, keys: Sequence[str], algorithm: str) -> str:
     Args:
         keys: all valid dotted keys.
     """
+    key = WHOLE.get(key.lower(), key)
     section, *parts = key.lower().split(".")
     within = [parts[0]] if parts and any(k.startswith(f"{section}.") for k in keys) else []
     names = [*within, parts[-1] if parts else section]

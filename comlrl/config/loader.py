@@ -190,7 +190,8 @@ class Loader:
         for name, value in tree.items():
             key = f"{prefix}{name}"
             is_section = key in self.sections or key == "model"
-            if isinstance(value, dict) and (is_section or (not prefix and key not in self.keys)):
+            below_unknown = key.partition(".")[0] not in {*self.sections, *self.keys}
+            if isinstance(value, dict) and (is_section or below_unknown):
                 yield from self.leaves(value, f"{key}.")
                 if key in OPTIONAL_SECTIONS and not value:
                     self._present.add(key)

@@ -21,8 +21,9 @@ ADVICE = (
 class CollapseAlarm:
     """Compares entropy and reward with their moving averages; each warns once per run.
 
-    The reward is the task's, because a reward model's score has no natural zero. A third warning is
-    about consecutive steps in which all siblings have equal returns.
+    The reward is the task's, because a reward model's score has no natural zero. Further warnings
+    are about consecutive steps in which all siblings have equal returns, and about a step in which
+    no agent was called.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,12 @@ class CollapseAlarm:
                     "collapsed; a lower learning_rate or a kl_coef > 0 may help"
                 )
             self.level[name] = MEMORY * level + (1 - MEMORY) * value
+        if metrics.get("tokens") == 0 and "tokens" not in self.warned:
+            self.warned.append("tokens")
+            warnings.append(
+                "a step sampled no tokens, so that it trained nothing: no agent was called; a "
+                "program may lack an `await`, or fail before its first call (docs/programs.md)"
+            )
         is_equal = metrics.get("zero_advantage_share") == 1
         self.equal += is_equal
         self.equal_in_a_row = self.equal_in_a_row + 1 if is_equal else 0

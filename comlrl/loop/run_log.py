@@ -44,12 +44,13 @@ class RunLog:
         metrics = {**tree_metrics(gathered.trees, self.domain), **metrics}
         if due:
             costs = _costs(counters, step, gathered)
-            sampled = {} if self.sampled is None else self.sampled.metrics()
-            logged = {**metrics, **sampled, **costs}
+            weights = {} if self.sampled is None else self.sampled.metrics()
+            logged = {**metrics, **weights, **costs}
             self.write(counters, "train", logged, gathered.trees)
         elif self.sampled is not None:
             self.sampled.collect()
-        for text in self.alarm.look(metrics):
+        sampled = {"tokens": float(gathered.tokens)} if gathered.trees else {}
+        for text in self.alarm.look({**metrics, **sampled}):
             warning(text)
         return metrics
 

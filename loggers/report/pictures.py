@@ -79,14 +79,13 @@ def draw(axis: Axes, chart: Chart) -> None:
     """Draw a chart, with a dotted line at the upper end of its range, if any."""
     kinds = {"lines": _lines, "stacked": _areas, "change": _changes, "bars": _bars, "dots": _dots}
     kinds[chart.kind](axis, chart.series)
-    low, high = chart.y_range
+    (low, high), (bottom, top) = chart.y_range, axis.get_ylim()
     if chart.percent:
         low, high = -0.02, 1.02  # so that a line at 0% is visible
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         if high is not None and chart.kind == "lines":
             axis.axhline(high, color=COLOURS[-1], linewidth=0.8, linestyle=":")
-        bottom, top = axis.get_ylim()
         low = max(bottom, 0.0) if low is None and axis.dataLim.y0 >= 0 else low
         if high is not None:
             edge = 0.03 * (high - (bottom if low is None else low))
@@ -94,7 +93,8 @@ def draw(axis: Axes, chart: Chart) -> None:
             low = low - edge if low is not None and chart.kind == "change" else low
         if top >= 1e4:
             axis.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axis.set_ylim(low, high)
+    if (bottom if low is None else low) != (top if high is None else high):
+        axis.set_ylim(low, high)
     if chart.kind == "change":
         axis.set_xticks([])
         axis.margins(x=0.02)

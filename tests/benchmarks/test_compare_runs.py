@@ -35,3 +35,11 @@ def test_noise_and_cost_by_hand(tmp_path, monkeypatch, capsys):
     assert cells["baseline:discussion"][3] == "k = 4"  # more than were sampled
     assert cells["baseline:single − runs/team"] == ["-0.200", "yes"]
     assert cells["baseline:discussion − baseline:single"] == ["-1.900", "yes"]
+
+
+def test_answers_that_cost_nearly_as_much_count_as_equal():
+    budget = {"flops_per_answer": 1.92e9, "tokens_per_answer": 40}
+    metrics = {"reward_mean": 1.0, "pass@1": 0.5, "pass@2": 0.75}
+    run = {"samples": 2, "metrics": metrics, "budget": budget}
+    assert "0.50 (k = 1)" in compare_runs.row("team", [run], 2e9)
+    assert "0.75 (k = 2)" in compare_runs.row("team", [run], 2.1e9)

@@ -54,6 +54,12 @@ def test_card_names_roles_results_and_the_way_back(run_dir):
     assert (run_dir / "final_model" / "agent_1" / "README.md").read_text() == text
 
 
+def test_a_small_learning_rate_is_shown(run_dir):
+    section = yaml.safe_load((run_dir / "config.yaml").read_text())["magrpo"]
+    _with(run_dir, magrpo=section | {"learning_rate": 2e-5})
+    assert "| 2e-05 |" in write_model_card(run_dir, "MAGRPO").read_text()
+
+
 def test_more_than_ten_agents_stand_in_their_order(run_dir):
     for agent in range(2, 12):
         (run_dir / f"final_model/agent_{agent}").mkdir()

@@ -264,6 +264,7 @@ def settings(**sections: Any) -> SimpleNamespace:
     known = {
         "domain": "code",
         "reward": SimpleNamespace(target=None, arguments={}),
+        "program": SimpleNamespace(replaces_turns=False),
         "output": SimpleNamespace(verbose=False),
         "wandb": None,
         "trackio": None,

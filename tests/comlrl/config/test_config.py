@@ -613,6 +613,8 @@ def test_what_does_not_go_together_is_refused(algorithm, items, named, tmp_path)
         ("seed: ${nowhere}\n", "nowhere"),
         ("magrpo: {num_turn: 2}\n", "did you mean `magrpo.num_turns`?"),
         ("trainer: {num_turns: 2}\n", "trainer.num_turns"),
+        ("actor_rollout_ref: {rollout: {n: 4}}\n", "did you mean `magrpo.num_generations`?"),
+        ("data: {train_batch_size: 8}\n", "did you mean `magrpo.batch_size`?"),
     ],
 )
 def test_a_bad_file_is_named(text, named, tmp_path):

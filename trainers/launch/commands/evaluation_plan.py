@@ -92,6 +92,11 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     out = None if arguments.out is None else Path(arguments.out)
     exported = None if arguments.export_samples is None else Path(arguments.export_samples)
     _check_files(out, exported)
+    if exported and (config.program.replaces_turns or config.reward.target is not None):
+        raise UserError(
+            "--export-samples: exports programs that the code domain's reward runs, and this run "
+            "has its own program or reward; leave it out"
+        )
     return Plan(
         config=config,
         work=work,

@@ -387,6 +387,9 @@ def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, message):
     assert message in error
 
 
+PLAY = "program={target: comlrl.rewards.code.write_test_fix:play, agents: [helper, main]}"
+
+
 @pytest.mark.parametrize(
     ("option", "arguments"),
     [
@@ -400,6 +403,7 @@ def test_mistakes_are_one_line_and_code_2(runs, capsys, arguments, message):
         ("--export-samples", ["--export-samples", ""]),
         ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/new/../e.json"]),
         ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/e.md"]),
+        ("--export-samples", ["--export-samples", "OUT/s.jsonl", "--override", PLAY]),
         ("--checkpoint", ["--checkpoint", ""]),
         ("--k", ["--k", "99999999999999999999"]),
         ("--k", ["--k", "1,10001"]),
