@@ -4,6 +4,7 @@ and the limit on open files."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -60,17 +61,57 @@ def put_in_place(new: Path, path: Path, old: Path) -> None:
     remove(old)
 
 
+class OutputStream(io.TextIOWrapper):
+    """Standard output or error that discards its text once its reader is gone (``| head``, a lost
+    connection, a closed terminal), so that a run goes on. It escapes characters that its encoding
+    lacks."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._stream = stream  # which would close the buffer
+
+    def write(self, text: str) -> int:
+        with self._discarding():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._discarding():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _discarding(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+
+
 def tolerant_terminal() -> None:
-    """Let stdout escape characters that its encoding lacks, so that no run fails in a locale or at
-    a file name that is not UTF-8. Raises SystemExit if the working directory was deleted, as
-    relative paths would be invalid."""
+    """Let standard output and error escape characters that their encoding lacks, and outlive their
+    reader, so that no run fails in a locale, at a file name that is not UTF-8, or with its
+    terminal. Raises SystemExit if the working directory was deleted, as relative paths would be
+    invalid."""
     try:
         os.getcwd()
     except OSError:
         print_error("the working directory was deleted; change to one that exists")
         raise SystemExit(UserError.exit_code) from None
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:
+            stream.flush()
+            setattr(sys, name, OutputStream(stream))
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:

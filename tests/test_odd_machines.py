@@ -152,6 +152,19 @@ def test_a_terminal_that_is_not_utf_8_gets_escapes(monkeypatch: pytest.MonkeyPat
     assert written.getvalue() == b"1 \\u2192 2, caf\\udcc3\n"
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_output_that_nobody_reads_is_discarded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    reader, writer = os.pipe()
+    stream = os.fdopen(writer, "w", encoding="utf-8")
+    monkeypatch.setattr(sys, name, stream)
+    files.tolerant_terminal()
+    print("first", file=getattr(sys, name), flush=True)
+    assert os.read(reader, 100) == b"first\n"
+    os.close(reader)
+    for text in ("second", "x" * 100_000, "third"):
+        print(text, file=getattr(sys, name), flush=True)
+
+
 def test_what_starts_a_sandbox_is_ascii() -> None:
     """It is a part of a command line, which is encoded as the locale says."""
     assert launch._bootstrap({"directory": "/tmp/é"}).isascii()

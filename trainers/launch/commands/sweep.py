@@ -12,12 +12,15 @@ import io
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from comlrl.config.yaml_values import parse_override
 from comlrl.errors import UserError, print_error, report
+from comlrl.evaluation.intervals import bootstrap_interval
 from comlrl.files import read_lines, replace, tolerant_terminal
 from comlrl.loop.run_lock import hold
 from comlrl.run_files import CONFIG, METRICS, SUMMARY
@@ -127,7 +130,7 @@ def last_value(file: Path, metric: str) -> float | None:
 
 def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[FrozenTrial]:
     """Write a table of the points as CSV and Markdown, and a picture. Return the points, best
-    first."""
+    first. If the seed is a parameter, the Markdown begins with the means over seeds."""
     from comlrl.loggers.report.parallel_coordinates import write_parallel_coordinates
     from comlrl.loggers.tables import table
 
@@ -144,8 +147,14 @@ def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[Froze
     text = io.StringIO()
     csv.writer(text).writerows([head, *rows])
     replace(folder / "results.csv", text.getvalue())
-    replace(folder / "results.md", table(head, rows))
-    if done := [t for t in trials if t.value is not None]:
+    done = [t for t in trials if t.value is not None]
+    text_of_seeds = ""
+    if "seed" in names:
+        settings = [name for name in names if name != "seed"]
+        head_of_seeds = [*settings, sweep.metric, "95% interval", "seeds"]
+        text_of_seeds = table(head_of_seeds, means_over_seeds(done, settings, sign)) + "\n"
+    replace(folder / "results.md", text_of_seeds + table(head, rows))
+    if done:
         write_parallel_coordinates(
             folder / "parallel_coordinates.png",
             names,
@@ -155,6 +164,23 @@ def write_results(study: optuna.Study, sweep: Sweep, folder: Path) -> list[Froze
             log=[name for name, p in sweep.parameters.items() if getattr(p, "log", False)],
         )
     return trials
+
+
+def means_over_seeds(
+    done: Sequence[FrozenTrial], settings: Sequence[str], sign: int
+) -> list[list[Any]]:
+    """Return a row of each setting, best first: its values, the metric's mean over the points with
+    these values, the mean's 95% bootstrap interval, and the number of points."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for t in done:
+        assert t.value is not None
+        groups.setdefault(tuple(t.params[name] for name in settings), []).append(t.value)
+    rows: list[list[Any]] = []
+    for values, group in sorted(groups.items(), key=lambda item: sign * fmean(item[1])):
+        low, high = bootstrap_interval(group)
+        interval = f"{low:.3f} – {high:.3f}" if len(group) > 1 else ""
+        rows.append([*values, fmean(group), interval, len(group)])
+    return rows
 
 
 def write_page(trials: Sequence[FrozenTrial], folder: Path) -> None:

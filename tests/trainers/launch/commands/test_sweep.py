@@ -54,7 +54,7 @@ if x == 13:
     sys.exit(2)
 if x == 99 and "--resume" not in sys.argv:
     time.sleep(60)
-value = x + (y == "high")
+value = x + (y == "high") + float(given.get("seed", 0))
 lines = [{"phase": "eval", "metrics": {"reward_mean": v}} for v in (0.0, value)]
 lines.append({"phase": "train", "metrics": {"reward_mean": -1.0}})
 lines = [{"step": 8 * i, "update": i} | line for i, line in enumerate(lines)]
@@ -100,6 +100,16 @@ def test_grid_runs_every_point_and_survives_one_that_fails(tmp_path, capsys):
     assert "| eval/reward_mean |" in (tmp_path / "s" / "results.md").read_text()
     assert (tmp_path / "s" / "parallel_coordinates.png").stat().st_size > 5000
     assert "Mean reward, held-out tasks" in (tmp_path / "s" / "comparison.html").read_text()
+
+
+def test_results_are_averaged_over_the_seeds_of_a_setting(tmp_path):
+    parameters = {"seed": {"values": [1, 3]}, "a.x": {"values": [1, 13, 2]}}
+    file = _sweep_file(tmp_path, parameters)
+    assert script.main([str(file), "--dir", str(tmp_path / "s")]) == 0
+    means = (tmp_path / "s" / "results.md").read_text().split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in means]
+    assert rows[0] == ["a.x", "eval/reward_mean", "95% interval", "seeds"]
+    assert rows[2:] == [["2", "4.000", "3.000 – 5.000", "2"], ["1", "3.000", "2.000 – 4.000", "2"]]
 
 
 def test_results_replace_the_files_at_once(tmp_path):
