@@ -1,7 +1,7 @@
-"""``samples.jsonl``: the episodes of the first and the latest evaluation, in a small file.
+"""``samples.jsonl``: episodes of the first and the latest evaluation and training step.
 
-The report takes its per-task comparison and its sample episodes from this file. A run that never
-evaluates stores some training episodes instead. Each line is one task (``sample``).
+The report takes its per-task comparison and its sample episodes from this file. Each line is one
+task (``sample``).
 """
 
 from __future__ import annotations

@@ -39,7 +39,12 @@ def evaluation_table(result: Mapping[str, Any]) -> str:
     names += ["reward_mean", *(f"agent_{i}/reward_mean" for i in range(result["num_agents"]))]
     names += [name for name in metrics if name.startswith("reward/")]
     names += listed(view_of(result["settings"]["domain"]).tables, metrics) + list(SHOWN)
-    rows = [[n, metrics[n], _interval(intervals.get(n))] for n in names if n in metrics]
+    roles = {f"agent_{i}/": role for i, role in enumerate(result["roles"])}
+    rows = [
+        [_with_role(n, roles), metrics[n], _interval(intervals.get(n))]
+        for n in names
+        if n in metrics
+    ]
     cost = [
         [name, counted(value) if name.startswith("flops") else value]
         for name, value in result["budget"].items()
@@ -106,6 +111,11 @@ def replacement_table(result: Mapping[str, Any]) -> str:
             f"Together {_text(together['mean'])} ({_interval(together['interval'])}).\n",
         ]
     return "\n".join(parts)
+
+
+def _with_role(metric: str, roles: Mapping[str, str]) -> str:
+    role = roles.get(metric[: metric.find("/") + 1])
+    return f"{metric} ({role})" if role else metric
 
 
 def sides(roles: Sequence[str]) -> tuple[str, str]:

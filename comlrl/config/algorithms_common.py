@@ -106,8 +106,8 @@ class CommonKeys(Section):
     )
     train_batch_size: int | None = key(
         None,
-        "maximum nodes in an optimizer update (a sequential turn counts as one), in parts of "
-        "similar size; null: the whole step, on-policy",
+        "maximum nodes in an optimizer update (a sequential turn counts as one; MADPO: pairs), in "
+        "parts of similar size; null: the whole step, on-policy",
         at_least=1,
     )
     learning_rate: float = key(

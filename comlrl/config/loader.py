@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from comlrl.config import paths
+from comlrl.config.algorithms import SECTIONS as ALGORITHMS
 from comlrl.config.algorithms import SINGLE_TURN_KEYS, CommonConfig
 from comlrl.config.hints import WITHOUT_EFFECT, hint
 from comlrl.config.keys import Key, fits, keys_of
@@ -130,7 +131,10 @@ class Loader:
                     self._present.add(key)
                 return
             if key not in OPTIONAL_SECTIONS or value is not None:
-                raise UserError(f"{key}: {value!r} is not a section; write `{key}.<key>=<value>`")
+                form = (
+                    f"{key}.KEY=VALUE" if setting.source[:2] == "--" else f"{key}: {{KEY: VALUE}}"
+                )
+                raise UserError(f"{key}: {value!r} ({setting.source}) has no keys; write `{form}`")
             self._present.discard(key)
             return
         if (section := key.partition(".")[0]) in OPTIONAL_SECTIONS:
@@ -278,7 +282,10 @@ class Loader:
         """Raise UserError for all unknown keys at once."""
         if not self._unknown:
             return
-        hints = [hint(key, self.keys, self.algorithm) for key in self._unknown]
+        hints = [
+            hint(key, self.keys, self.algorithm) or self._of_other_algorithm(key)
+            for key in self._unknown
+        ]
         (setting, fix), *others = zip(self._unknown.values(), hints, strict=True)
         text = f"{setting.key}: unknown key, set to {printed(setting.value)} ({setting.source})"
         text += f"; {fix}" if fix else ""
@@ -286,6 +293,10 @@ class Loader:
             listed = ", ".join(f"{s.key}{f' ({fix})' if fix else ''}" for s, fix in others)
             text += f"; also unknown: {listed}; docs/configuration.md lists all keys"
         raise UserError(text)
+
+    def _of_other_algorithm(self, key: str) -> str:
+        section = key.partition(".")[0]
+        return f"`{section}` is a section of train_{section}.py" if section in ALGORITHMS else ""
 
     def _key(self, key: str) -> Key | None:
         """Return the key that a dotted name refers to, itself or by an entry; None if unknown."""

@@ -104,7 +104,8 @@ def test_evaluation_has_intervals_of_its_measures_and_no_pass():
     assert 0 < metrics["agreed_rate"] < 1 and "words/longest" in intervals
     rows = task_rows(trees, (1,))
     assert not [name for name in (*metrics, *rows[0]) if "pass" in name]
-    table = evaluation_table(_result(metrics, intervals))
+    table = evaluation_table(_result({**metrics, "agent_1/reward_mean": 0.5}, intervals))
+    assert f"| agent_1/reward_mean ({ROLES[1]})" in table
     assert "| price" in table and "| reward/gain" in table and "| convention_match_rate" in table
     assert NOTHING_OF_CODE.search(table) is None
 

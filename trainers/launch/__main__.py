@@ -49,8 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         build = importlib.import_module(f"comlrl.train_{words[1]}").build
         return train(words[1], build, words[2:])
-    names = [*COMMANDS, *(f"train {algorithm}" for algorithm in SECTIONS)]
-    command = " ".join(words[: 2 if words[0] == "train" else 1])
+    trained = words[0] == "train"
+    names = [f"train {algorithm}" for algorithm in SECTIONS] if trained else [*COMMANDS, "train"]
+    command = " ".join(words[: 2 if trained else 1])
     hint = near(command, names, "see comlrl --help")
     print_error(f"command line: there is no `comlrl {command}`; {hint}")
     return 2

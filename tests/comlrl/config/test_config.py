@@ -400,7 +400,8 @@ MEANT = [  # algorithm, the unknown key, and the key that it names
     ("grpo", "lora_alpha", "lora.alpha"),
     ("magrpo", "magrpo.reference_kl_coef", "magrpo.kl_coef"),
     ("magrpo", "magrpo.parallel_training", "torchrun"),
-    ("magrpo", "output.save_path", "output.dir"),
+    ("magrpo", "output.save_path", "final_model"),
+    ("magrpo", "ppo.critic", "train_ppo"),
     ("magrpo", "magrop.num_turns", "magrpo.num_turns"),
     ("magrpo", "dataset.eval_splits", "dataset.eval_split"),
 ]
