@@ -38,9 +38,10 @@ class EpisodeLogger(Logger):
 
     def episodes(self, record: LogRecord, trees: Sequence[RolloutResult]) -> None:
         assert self._file is not None, "begin comes first"
+        head = {"step": record.step, "update": record.update, "phase": record.phase}
         for tree in trees:
-            for line in _lines(record, tree, self._domain):
-                self._file.write(json.dumps(line) + "\n")
+            for line in episode_lines(tree, self._domain):
+                self._file.write(json.dumps(head | line) + "\n")
         self._file.flush()
         if self._file.tell() >= self._rotate_bytes:
             self._rotate()
@@ -60,15 +61,10 @@ class EpisodeLogger(Logger):
         self._file = self._path.open("w", encoding="utf-8")
 
 
-def _lines(record: LogRecord, tree: RolloutResult, domain: Domain) -> Iterator[dict[str, Any]]:
-    head = {
-        "step": record.step,
-        "update": record.update,
-        "phase": record.phase,
-        "task_id": tree.task.task_id,
-    }
-    for line in _of_result(tree, domain):
-        yield head | line
+def episode_lines(result: RolloutResult, domain: Domain) -> Iterator[dict[str, Any]]:
+    """Yield each scored joint action of a task as JSON values."""
+    for line in _of_result(result, domain):
+        yield {"task_id": result.task.task_id, **line}
 
 
 @singledispatch

@@ -83,6 +83,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     """Evaluate a team or baseline, print the table, write JSON and Markdown, and return the JSON's
     content."""
     from comlrl.evaluation.estimates import estimates, task_rows
+    from comlrl.loggers.episode_log import episode_lines
     from comlrl.loggers.tables import evaluation_table
 
     stage = build(plan, caching=False)
@@ -103,6 +104,10 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     _, result = write(plan, stage, fields, evaluation_table)
     if plan.export_samples is not None:
         export_samples(plan.export_samples, trees, domain)
+    if plan.episodes is not None:
+        lines = (json.dumps(line) + "\n" for tree in trees for line in episode_lines(tree, domain))
+        files.replace(plan.episodes, "".join(lines))
+        print_written(plan.episodes)
     return result
 
 

@@ -47,12 +47,13 @@ class Plan:
     greedy: bool
     out: Path | None  # None: named by ``place``
     export_samples: Path | None = None
+    episodes: Path | None = None
     replaced: Mapping[int, Other] = field(default_factory=dict)  # agent → its replacement
 
 
 def make_plan(arguments: argparse.Namespace) -> Plan:
     """Check everything that can be checked without loading a model. Raises UserError."""
-    for option in ("config", "checkpoint", "out", "export_samples"):
+    for option in ("config", "checkpoint", "out", "export_samples", "episodes"):
         if getattr(arguments, option) == "":  # e.g. of an unset shell variable
             name = option.replace("_", "-")
             raise UserError(f"--{name}: ''; name a file or folder, or leave it out")
@@ -70,10 +71,14 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise UserError(
             "--config: missing; name a YAML file, or a shipped one, e.g. magrpo_quickstart"
         )
-    if (runs or arguments.replace) and arguments.export_samples:
-        raise UserError(
-            "--export-samples: works for one team without --replace; evaluate teams one by one"
-        )
+    for option, text in (
+        ("--export-samples", arguments.export_samples),
+        ("--episodes", arguments.episodes),
+    ):
+        if text and (runs or arguments.replace):
+            raise UserError(
+                f"{option}: works for one team without --replace; evaluate teams one by one"
+            )
     pairs = replacements.parse(arguments.replace, teams)
     others = [who for _, who in pairs if isinstance(who, Trained)]
     config, work = resolve(str(file), [*teams, *others], arguments)
@@ -91,7 +96,8 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         )
     out = None if arguments.out is None else Path(arguments.out)
     exported = None if arguments.export_samples is None else Path(arguments.export_samples)
-    _check_files(out, exported)
+    episodes = None if arguments.episodes is None else Path(arguments.episodes)
+    _check_files({"--out": out, "--export-samples": exported, "--episodes": episodes})
     if exported and (config.program.replaces_turns or config.reward.target is not None):
         raise UserError(
             "--export-samples: exports programs that the code domain's reward runs, and this run "
@@ -108,6 +114,7 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         greedy=arguments.greedy,
         out=out,
         export_samples=exported,
+        episodes=episodes,
         replaced=replaced,
     )
 
@@ -133,19 +140,22 @@ def _samples(arguments: argparse.Namespace) -> tuple[tuple[int, ...], int]:
     return ks, samples
 
 
-def _check_files(out: Path | None, exported: Path | None) -> None:
+def _check_files(file_by_option: Mapping[str, Path | None]) -> None:
     """Raise UserError for files that cannot be written, or that would replace each other."""
-    for option, file in (("--out", out), ("--export-samples", exported)):
-        if file is not None and file.is_dir():
+    files = {option: file for option, file in file_by_option.items() if file is not None}
+    written: dict[Path, str] = {}  # resolved path → its option
+    for option, file in files.items():
+        if file.is_dir():
             raise UserError(f"{option}: '{file}' is a folder; name a file in it")
-    if out is not None and out.suffix.lower() in (".md", ".png"):
-        raise UserError(f"--out: '{out}' names the JSON file; use a name that ends in .json")
-    written = () if out is None else (out.resolve(), out.with_suffix(".md").resolve())
-    if exported is not None and exported.resolve() in written:
-        raise UserError(f"--export-samples: '{exported}' is a file of --out; use another name")
-    for option, file in (("--out", out), ("--export-samples", exported)):
-        if file is not None:
-            make_writable(file.parent, option)
+        if option == "--out" and file.suffix.lower() in (".md", ".png"):
+            raise UserError(f"--out: '{file}' names the JSON file; use a name that ends in .json")
+        if (path := file.resolve()) in written:
+            raise UserError(f"{option}: '{file}' is a file of {written[path]}; use another name")
+        written[path] = option
+        if option == "--out":
+            written[file.with_suffix(".md").resolve()] = option
+    for option, file in files.items():
+        make_writable(file.parent, option)
 
 
 def place(plan: Plan, described: Mapping[str, Any]) -> Path:
@@ -312,5 +322,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="dotted keys, e.g. dataset.eval_split=train magrpo.eval_num_samples=16",
     )  # fmt: skip
     add("--export-samples", metavar="FILE", help="write the answers as JSONL that EvalPlus reads")
+    add("--episodes", metavar="FILE", help="write prompts, answers and rewards as JSONL")
     add("--out", metavar="FILE", help="JSON file; default: a name made of what was evaluated")
     return parser.parse_args(argv)

@@ -404,6 +404,9 @@ PLAY = "program={target: comlrl.rewards.code.write_test_fix:play, agents: [helpe
         ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/new/../e.json"]),
         ("--export-samples", ["--out", "OUT/e.json", "--export-samples", "OUT/e.md"]),
         ("--export-samples", ["--export-samples", "OUT/s.jsonl", "--override", PLAY]),
+        ("--episodes", ["--episodes", "OUT"]),
+        ("--episodes", ["--out", "OUT/e.json", "--episodes", "OUT/e.md"]),
+        ("--episodes", ["--export-samples", "OUT/e.jsonl", "--episodes", "OUT/e.jsonl"]),
         ("--checkpoint", ["--checkpoint", ""]),
         ("--k", ["--k", "99999999999999999999"]),
         ("--k", ["--k", "1,10001"]),
@@ -671,6 +674,18 @@ def test_samples_are_exported_as_evalplus_reads_them(runs, tmp_path, capsys):
     names = [row["task_id"] for row in rows]
     task_ids = [task["task_id"] for task in result["per_task"]]
     assert sorted(names) == sorted(task_ids * 2) and len(task_ids) == 3
-    crossed = ["--cross-play", *map(str, runs), "--export-samples", str(file)]
-    assert script.main(crossed) == 2
-    assert "--export-samples: works for one team" in capsys.readouterr().err
+    for option in ("--export-samples", "--episodes"):
+        assert script.main(["--cross-play", *map(str, runs), option, str(file)]) == 2
+        assert f"{option}: works for one team" in capsys.readouterr().err
+
+
+def test_episodes_hold_every_answer_with_its_reward(runs, tmp_path):
+    file = tmp_path / "episodes.jsonl"
+    words = ["--checkpoint", str(runs[0]), "--samples", "2", "--episodes", str(file)]
+    result = _evaluate(tmp_path / "a.json", *words)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(rows) == 2 * len(result["per_task"])
+    for task in result["per_task"]:
+        rewards = [row["reward"] for row in rows if row["task_id"] == task["task_id"]]
+        assert sum(rewards) / 2 == pytest.approx(task["reward_mean"])
+    assert all(len(row["prompts_N"]) == len(row["completions_N"]) == 2 for row in rows)
