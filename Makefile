@@ -88,4 +88,4 @@ bench-gpu: setup
 	$(BIN)/python benchmarks/bench_memory.py --device cuda
 
 clean:
-	rm -rf $(VENV) outputs build
+	rm -rf $(VENV) build

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench_train_step import MODEL, PEER, ROOT, make_peer, peer_job, runner
+from bench_train_step import MODEL, PEER, ROOT, hide_gpus, make_peer, peer_job, runner
 
 IMPORTS = "import torch, transformers, peft, datasets, resource as r; " + (
     "from transformers import AutoModelForCausalLM; from peft import get_peft_model; "
@@ -28,8 +28,8 @@ IMPORTS = "import torch, transformers, peft, datasets, resource as r; " + (
 )
 
 
-def make_model(folder: Path, width: int, layers: int, **more: int | None) -> int:
-    """Save a random model with more of its configuration; returns its number of parameters."""
+def make_model(folder: Path, width: int, layers: int) -> int:
+    """Save a random model; returns its number of parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,7 +42,6 @@ def make_model(folder: Path, width: int, layers: int, **more: int | None) -> int
             "layer_types": ["full_attention"] * layers,
             "num_attention_heads": max(1, width // 64),
             "num_key_value_heads": max(1, width // 256),
-            **more,
         }
     )
     torch.manual_seed(0)
@@ -74,6 +73,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--tasks", type=int, default=6)
     arguments = parser.parse_args()
+    hide_gpus(arguments.device)
     make_peer()
     base = 0.0
     if arguments.device == "cpu":

@@ -37,8 +37,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from bench_parts import measure
-from bench_real_shape import ours, peer, show
-from bench_train_step import GENERATIONS, make_peer, peer_job, runner, trained
+from bench_train_step import (
+    GENERATIONS,
+    PEER,
+    hide_gpus,
+    make_peer,
+    peer_job,
+    runner,
+    trained,
+)
 
 from comlrl.loggers.tables import table
 from comlrl.models.pretrained import multiplies_bfloat16_fast
@@ -47,6 +54,7 @@ TASKS, ROWS, PROMPT, NEW = 4, 32, 200, 48
 FAST = multiplies_bfloat16_fast(torch.cpu.get_capabilities())
 PRECISION = "bfloat16" if FAST else "float32"
 NEVER = "<|never|>"
+AGENTS = 2
 
 
 def make_endless(model: Path, folder: Path) -> None:
@@ -127,6 +135,67 @@ def generation(folder: str, rounds: int) -> list[list[str]]:
     return rows
 
 
+def ours(model: str, options: argparse.Namespace, *overrides: str) -> dict[str, float]:
+    steps, memory = trained(
+        options.tasks, options.tasks, options.steps + 1, f"agent_model.name={model}",
+        "reward.target=benchmarks.noise_reward:Noise", *overrides,
+    )  # fmt: skip
+    seconds = sum(step["step_seconds"] for step in steps)
+    generation = sum(step["step_seconds"] * step["time/rollout_share"] for step in steps)
+    length = statistics.fmean(step["completion_length_mean"] for step in steps)
+    return a_step(options, seconds, generation, length, memory)
+
+
+def peer(model: str, options: argparse.Namespace, dtype: str) -> dict[str, float]:
+    job = peer_job(options, options.tasks) | {"model": model, "reward": "noise", "dtype": dtype}
+    job |= {"batch_size": options.tasks, "epochs": options.steps + 1}
+    results = runner(PEER / "bin" / "python", "peer_runner.py", job)
+    updated = [ended for what, _, ended in results["spans"] if what == "update"]
+    first = updated[AGENTS - 1]  # the end of the first step
+    generation = sum(
+        ended - began
+        for what, began, ended in results["spans"]
+        if what == "generation" and began >= first
+    )
+    length = statistics.fmean(results["lengths"][options.tasks * GENERATIONS * AGENTS :])
+    return a_step(options, updated[-1] - first, generation, length, results["peak_memory_mb"])
+
+
+def a_step(
+    options: argparse.Namespace, seconds: float, generation: float, length: float, memory: float
+) -> dict[str, float]:
+    """Return the measures of a mean step; its update is everything except its generation."""
+    return {
+        "tokens": options.steps * options.tasks * GENERATIONS * AGENTS * length / seconds,
+        "generation": generation / options.steps,
+        "update": (seconds - generation) / options.steps,
+        "length": length,
+        "memory": memory,
+    }
+
+
+def show(measurements: dict[str, list[dict[str, float]]]) -> None:
+    """Print a table: medians over rounds, tokens per second with their range; empty: unknown."""
+    print(
+        "| contender | tokens/s (span) | ratio | generation, s | update, s | tokens a completion | "
+        "peak memory, MB | ratio |\n|---|---|---|---|---|---|---|---|"
+    )
+    medians = {
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in measurements.items()
+    }
+    base = next(iter(medians.values()))
+    for name, median in medians.items():
+        span = sorted(run["tokens"] for run in measurements[name])
+        seconds = [f"{median[p]:.1f}" if p in median else "" for p in ("generation", "update")]
+        print(
+            f"| {name} | {median['tokens']:.1f} ({span[0]:.1f}–{span[-1]:.1f}) | "
+            f"{median['tokens'] / base['tokens']:.1f}× | {seconds[0]} | {seconds[1]} | "
+            f"{median['length']:.1f} | {median['memory']:.0f} | "
+            f"{median['memory'] / base['memory']:.2f} |"
+        )
+
+
 def trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     job = peer_job(options, options.tasks * (options.steps + 1), "float32")
     job |= {"bf16": FAST, "model": folder, "batch_size": options.tasks}
@@ -198,6 +267,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["generation", "parts", "steps"])
     parser.set_defaults(device="cpu", tasks=TASKS)
     options = parser.parse_args()
+    hide_gpus(options.device)
     if not (options.model / "config.json").exists():
         parser.error(f"--model {options.model}: no model there; make it with `make real-model`")
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +277,7 @@ def main() -> None:
             print(table(head, generation(folder, options.rounds)), "\n", flush=True)
         if options.only in (None, "parts"):
             head = ["generation, s", "reward, s", "update, s", "step, s", "update, of the limit"]
-            print(table(head, parts(folder, options.rounds)), "\n", flush=True)
+            print(table(head, parts(folder, options.steps)), "\n", flush=True)
         if options.only in (None, "steps"):
             make_peer()
             whole_steps(folder, options)

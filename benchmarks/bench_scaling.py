@@ -42,12 +42,8 @@ def point(changes: dict, steps: int) -> tuple[float, float]:
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [line["metrics"] for line in lines][1:]
-    actions = lines[1]["step"] - lines[0]["step"]
-    seconds = statistics.median(actions / m["joint_actions_per_second"] for m in metrics)
-    tokens = statistics.median(
-        m["tokens_per_second"] * actions / m["joint_actions_per_second"] for m in metrics
-    )
-    return tokens, seconds
+    tokens = statistics.median(m["tokens"] for m in metrics)
+    return tokens, statistics.median(m["step_seconds"] for m in metrics)
 
 
 def exponent(points: list[tuple[float, float]]) -> float:

@@ -10,7 +10,8 @@ is larger than the noise where it exceeds two of its standard errors, 2 s √(2/
 It is that of sampling alone, not of other training seeds or other tasks.
 
 pass@k at equal FLOPs: k answers to each task that cost at least what one of the dearest does, of
-which one must pass. Tables go to standard output; runs are kept under --out and read again.
+which one must pass. Tables go to standard output; evaluations are written to --out and read again.
+Baselines of another --config need another --out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.stored_results import check_settings
 from comlrl.loggers.tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,6 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.keys) < 2:
         parser.error("--keys: noise is what differs between keys; give two or more")
+    check_settings(options.out, {"config": options.config})
     evaluations = {w: [evaluated(w, key, options) for key in options.keys] for w in options.what}
     rewards = {
         w: [run["metrics"]["reward_mean"] for run in runs] for w, runs in evaluations.items()

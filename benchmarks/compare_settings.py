@@ -7,13 +7,14 @@
 Every setting of a comparison is trained on the embedded default until it has scored --env-steps
 joint actions, the learning rate falling to 0 with them. A Markdown table goes to standard output,
 and the curves of all seeds to --figure. Rewards are of the 64 held-out tasks, --answers to each.
-Runs are kept under --out: finished ones are read, not repeated.
+Finished runs under --out are read, not repeated; other settings need another --out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.stored_results import check_settings
 from comlrl.config.algorithms import SECTIONS
 from comlrl.loggers.tables import table
 from comlrl.run_files import METRICS, SUMMARY
@@ -92,6 +94,7 @@ def trained(
     """
     if (folder / SUMMARY).exists():
         return folder
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     name = algorithm(file)
     overrides = {
         "seed": seed, "output.dir": str(folder), "output.save_final_model": False,
@@ -183,9 +186,12 @@ def main() -> None:
     parser.add_argument("--env-steps", type=int, default=3840, help="scored joint actions of a run")
     parser.add_argument("--every", type=int, default=5, help="training steps between evaluations")
     parser.add_argument("--answers", type=int, default=1, help="to each held-out task")
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "compared")
+    parser.add_argument("--out", type=Path, help="default: outputs/compared/COMPARISON")
     parser.add_argument("--figure", type=Path, help="default: COMPARISON.png under --out")
     options = parser.parse_args()
+    options.out = options.out or ROOT / "outputs" / "compared" / options.comparison
+    names = ("comparison", "env_steps", "every", "answers")
+    check_settings(options.out, {name: getattr(options, name) for name in names})
     runs: dict[str, list[Run]] = {name: [] for name in COMPARISONS[options.comparison]}
     for seed in options.seeds:  # seed by seed, so that what is there so far can be compared
         for name in runs:

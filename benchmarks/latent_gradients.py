@@ -194,6 +194,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds: a standard error needs two or more")
     body = []
     for name, way in WAYS.items():
         runs = [learn(way, seed, options.steps) for seed in range(options.seeds)]

@@ -55,6 +55,7 @@ def job_of(file: str, overrides: Sequence[str]) -> dict[str, Any]:
         "num_generations": section.num_generations,
         "max_new_tokens": section.max_new_tokens,
         "temperature": section.temperature,
+        "top_p": section.top_p or 1.0,
         "batch_size": section.batch_size,
         "dtype": "float32",
         "model": str(Path(config.agent_model.name).resolve()),

@@ -36,7 +36,6 @@ def main() -> None:
     worker = (
         process_reward(job["reward_command"], job["folder"]) if "reward_command" in job else None
     )
-    clock = getattr(time, job.get("clock", "monotonic"))  # of ``seconds``
     rewards: list[float] = []
     ended: list[float] = []
 
@@ -46,13 +45,13 @@ def main() -> None:
         scores = worker(item, texts_G) if worker else [reward(texts, item) for texts in texts_G]
         rewards.extend(scores)
         ended.append(time.monotonic())
-        if clock() - began > job.get("seconds", float("inf")):
+        if time.monotonic() - started > job.get("seconds", float("inf")):
             raise Enough
         return scores
 
     trainer = made(job, reward_func)
     lengths, spans = observe(trainer)
-    started, began = time.monotonic(), clock()
+    started = time.monotonic()
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Enough):
         trainer.train()
     seconds = time.monotonic() - started
@@ -60,14 +59,13 @@ def main() -> None:
         for index, agent in enumerate(trainer.agents):
             agent.save_pretrained(Path(job["save"]) / str(index))
             trainer.tokenizers[index].save_pretrained(Path(job["save"]) / str(index))
-    memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else _rss()
     results = {
         "seconds": seconds,
         "rewards": rewards,
         "times": [t - started for t in ended],
         "spans": spans,
         "lengths": lengths,
-        "peak_memory_mb": memory,
+        "peak_memory_mb": peak_memory_mb(),
     }
     print(json.dumps(results))
 
@@ -159,9 +157,14 @@ def observe(trainer: Any) -> tuple[list[int], list[tuple[str, float, float]]]:
     return lengths, spans
 
 
-def _rss() -> float:
+def peak_memory_mb() -> float:
+    """Return the peak of the GPU's allocator, or without a GPU that of the process."""
     import resource
 
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 

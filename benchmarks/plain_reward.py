@@ -10,7 +10,7 @@ import ast
 import contextlib
 import signal
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -34,14 +34,13 @@ def reward(texts: Sequence[str], item: dict[str, Any], timeout: float = 1.0) -> 
     signal.signal(signal.SIGALRM, _alarm)
     namespace: dict[str, Any] = {}
     with contextlib.suppress(BaseException):
-        exec(program, namespace)
+        with _limited(timeout):
+            exec(program, namespace)
         namespace["candidate"] = namespace[item["entry_point"]]
         for test in tests:
-            signal.setitimer(signal.ITIMER_REAL, timeout)
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(BaseException), _limited(timeout):
                 exec(test, namespace)
                 passed += 1
-            signal.setitimer(signal.ITIMER_REAL, 0)
     total += passed / len(tests)
     if not passed or aux is None:
         return total
@@ -67,6 +66,15 @@ def noise(texts: Sequence[str], item: Any = None) -> float:
 
 def _defines(text: str, name: str) -> bool:
     return f"def {name}(" in text and "return" in text
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _alarm(*_: Any) -> None:

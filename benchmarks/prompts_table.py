@@ -4,8 +4,9 @@
         [--data OpenMLRL/CoopHumanEval] [--split test[16:66]] [--wordings plain rules …]
 
 One answer an agent and problem, one turn, sampled at --temperature with no truncation. Prints a
-Markdown table; answers and scores are kept under --out, a JSONL file a wording, and those that are
-there are read, not sampled anew. `docs/external.md` says how to give your own wording.
+Markdown table; answers and scores are written to --out, a JSONL file a wording. Those that are
+there are read, not sampled anew; other settings need another --out. `docs/cookbook.md` says how to
+use your own wording.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.stored_results import check_settings
 from comlrl import files
+from comlrl.errors import UserError
 from comlrl.loggers.tables import table
 from comlrl.rewards.code import chat_prompts, prompt_templates
 from comlrl.types import Tree
@@ -156,7 +159,6 @@ def sample(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def read(wording: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     file = options.out / f"{wording}.jsonl"
     if not file.exists():
-        options.out.mkdir(parents=True, exist_ok=True)
         rows = sample(wording, options)
         files.replace(file, "".join(json.dumps(row) + "\n" for row in rows))
     return list(files.read_lines(file))
@@ -183,9 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--wordings", nargs="+", default=list(WORDINGS), choices=list(WORDINGS))
     add("--out", type=Path, default=ROOT / "outputs" / "prompts")
     options = parser.parse_args(arguments)
+    names = ("model", "data", "split", "tokens", "temperature")
+    check_settings(options.out, {name: getattr(options, name) for name in names})
     try:
         body = [row(wording, read(wording, options)) for wording in options.wordings]
-    except ValueError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(table(["wording", *COLUMNS], body))

@@ -3,9 +3,9 @@
     python benchmarks/real_model_table.py NAME=RUN[:CPU_MINUTES] … [--figure FILE]
 
 One row for the first evaluation of each run and one for its last; a column that would be empty is
-left out. The figure has the training
-reward, a mean over five updates, by sampled tokens, and by minutes where CPU_MINUTES gives a whole
-run's. Runs of MADPO and MARLHF have a point a round: the task reward of its labelled candidates.
+left out. The figure has the training reward, a mean over five updates, by sampled tokens, and by
+minutes where CPU_MINUTES gives a whole run's. Runs of MADPO and MARLHF have a point a round: the
+task reward of its labelled candidates.
 """
 
 from __future__ import annotations
@@ -66,28 +66,44 @@ class Point:
 
 
 def points(folder: Path, train: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the points of ``train``, the metrics of the run's training steps."""
+    """Return the points of ``train``, the metrics of the run's training steps and stages."""
     if not (folder / PREFERENCES).exists():
-        rewards = smoothed([m["reward_mean"] for m in train], WINDOW)
+        steps = [m for m in train if "step_seconds" in m]
+        rewards = smoothed([m["reward_mean"] for m in steps], WINDOW)
         return [
             Point(reward=reward, tokens=m["tokens"], seconds=m["step_seconds"])
-            for reward, m in zip(rewards, train, strict=True)
+            for reward, m in zip(rewards, steps, strict=True)
         ]
     labels = itertools.groupby(read_lines(folder / PREFERENCES), key=lambda line: line["round"])
     rounds = [[c for line in lines for c in line["candidates"]] for _, lines in labels]
-    per_round = len(train) // len(rounds)
-    round_points = []
-    for index, candidates in enumerate(rounds):
-        steps = train[index * per_round : (index + 1) * per_round]
-        labelled = sum(len(ids) for candidate in candidates for ids in candidate["token_ids"])
+    steps_of = steps_by_labels(train)
+    round_points, labelled = [], 0
+    for candidates in rounds:
+        labelled += len(candidates)
+        steps = steps_of.get(labelled, [])  # none if the run was stopped after labelling
+        tokens = sum(len(ids) for candidate in candidates for ids in candidate["token_ids"])
         round_points.append(
             Point(
                 reward=statistics.fmean(candidate["reward"] for candidate in candidates),
-                tokens=labelled + sum(m.get("tokens", 0) for m in steps),
+                tokens=tokens + sum(m.get("tokens", 0) for m in steps),
                 seconds=sum(m["step_seconds"] for m in steps),
             )
         )
     return round_points
+
+
+def steps_by_labels(train: Sequence[Mapping[str, Any]]) -> dict[float, list[Mapping[str, Any]]]:
+    """Return the training steps by the number of candidates labelled before them.
+
+    MADPO logs this number with each step, MARLHF once a round.
+    """
+    steps: dict[float, list[Mapping[str, Any]]] = {}
+    labelled = 0.0
+    for metrics in train:
+        labelled = metrics.get("preferences/labelled", labelled)
+        if "step_seconds" in metrics:
+            steps.setdefault(labelled, []).append(metrics)
+    return steps
 
 
 def curve(name: str, number: int, points: Sequence[Point], minutes: float | None) -> Series:
@@ -114,11 +130,7 @@ def main() -> None:
         lines = list(read_lines(Path(folder) / METRICS))
         evaluations = [line["metrics"] for line in lines if line["phase"] == "eval"]
         rows += [row(f"{name}, start", evaluations[0]), row(f"{name}, end", evaluations[-1])]
-        train = [
-            line["metrics"]
-            for line in lines
-            if line["phase"] == "train" and "step_seconds" in line["metrics"]
-        ]
+        train = [line["metrics"] for line in lines if line["phase"] == "train"]
         trained = points(Path(folder), train)
         by_tokens.append(curve(name, number, trained, None))
         if minutes:

@@ -9,8 +9,8 @@ Each run is a whole `python train_X.py --config configs/X_quickstart.yaml` with 
 are the means over the held-out tasks in the runs' own `summary.json`; with --answers they are
 measured before the first step and after the last alone, with so many answers to each task. The
 table goes to standard output. The same command continues where it was stopped: finished runs under
---out are read, not repeated. With --jobs several runs share the machine, each on one thread; their
-seconds are then no measure of speed.
+--out are read, not repeated; other --answers and --override need another --out. With --jobs several
+runs share the machine, each on one thread; their seconds are then no measure of speed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.stored_results import check_settings
 from comlrl.loggers.tables import table
 from comlrl.run_files import SUMMARY
 
@@ -98,9 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--answers", type=int, help="to each held-out task, before and after alone")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "results")
-    parser.add_argument(
-        "--override", nargs="+", default=[], help="of every run; give it its own --out"
-    )
+    parser.add_argument("--override", nargs="+", default=[], help="of every run")
     options = parser.parse_args()
     options.out = options.out.resolve()
     return options
@@ -108,6 +107,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    check_settings(options.out, {"answers": options.answers, "override": options.override})
     jobs = [(name, seed) for name in options.only for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
         results = dict(

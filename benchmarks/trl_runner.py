@@ -17,7 +17,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     import torch
     from datasets import Dataset
-    from peer_runner import _rss
+    from peer_runner import peak_memory_mb
     from plain_reward import reward
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -72,7 +72,8 @@ def main() -> None:
         )
         trainer.add_callback(Clock())
         trainer.train()
-    results = {"step_times": step_times, "lengths": lengths, "peak_memory_mb": _rss()}
+    memory = peak_memory_mb()
+    results = {"step_times": step_times, "lengths": lengths, "peak_memory_mb": memory}
     print(json.dumps(results))
 
 

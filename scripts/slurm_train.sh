@@ -3,9 +3,9 @@
 #
 #   sbatch scripts/slurm_train.sh magrpo configs/magrpo_he_config.yaml runs/he_1 [override …]
 #
-# SLURM warns SAVE_SECONDS before it ends the job: the run finishes its step, saves and leaves, and
-# the job puts itself back into the queue. Every start says --resume, which is a fresh start where
-# there is no checkpoint yet.
+# SLURM warns 300 s before it ends the job (--signal below): the run finishes its step, saves and
+# leaves, and the job puts itself back into the queue. Every start says --resume, which is a fresh
+# start where there is no checkpoint yet.
 #SBATCH --job-name=comlrl
 #SBATCH --nodes=1
 #SBATCH --ntasks=1

@@ -124,6 +124,11 @@ def gitlab() -> tuple[dict[str, str], dict[str, Any]]:
     return runs, {n: pythons["PYTHON"] for n, job in jobs.items() if ".pythons" in job["extends"]}
 
 
+def test_cleaning_leaves_trained_runs() -> None:
+    commands = subprocess.check_output(["make", "-n", "clean"], cwd=ROOT, text=True)
+    assert ".venv" in commands and "outputs" not in commands
+
+
 @pytest.mark.parametrize("host", [github, gitlab])
 def test_a_workflow_does_what_ci_does_on_every_python(host) -> None:
     runs, pythons = host()

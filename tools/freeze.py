@@ -9,7 +9,8 @@ Each run trains three steps, evaluates before and after, and saves a checkpoint.
 recorded. The quickstarts run with LoRA and with all weights, in one and in two processes, with one
 thread. ``--quick`` runs them with smaller batches, LoRA and one process alone, together with the
 settings that no quickstart has (``VARIANTS``). Floating-point sums differ between machines, so
-compare numbers of one machine.
+compare numbers of one machine. The exit code is 1 if numbers differ, a run fails, or a run of the
+other file is missing.
 """
 
 from __future__ import annotations
@@ -151,21 +152,26 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="", help="regular expression of runs' names")
     arguments = parser.parse_args()
+    chosen = [run for run in runs(arguments.quick) if re.search(arguments.only, run[0])]
+    if not chosen:
+        parser.error(f"--only {arguments.only}: no run has such a name")
     before = json.loads(arguments.against.read_text()) if arguments.against else {}
     taken: dict[str, Any] = {}
     differing, zygote = 0, Zygote()
     with tempfile.TemporaryDirectory() as folder:
-        for at, (name, config, settings, count) in enumerate(runs(arguments.quick)):
-            if not re.search(arguments.only, name):
-                continue
+        for at, (name, config, settings, count) in enumerate(chosen):
             now = numbers(zygote, config, settings, count, Path(folder) / f"run_{at}")
             taken[name] = now
             old = before.get(name, {} if arguments.against else now)
             changed = [key for key in {**old, **now} if old.get(key) != now.get(key)]
-            differing += bool(changed)
+            differing += bool(changed) or "exit codes" in now
             print(f"{name}: {len(now)} numbers, {len(changed)} differ", flush=True)
             for key in changed[:20]:
                 print(f"    {key}: {old.get(key)} → {now.get(key)}", flush=True)
+    for name in before:
+        if re.search(arguments.only, name) and name not in taken:
+            differing += 1
+            print(f"{name}: missing")
     arguments.output.write_text(json.dumps(taken, indent=1) + "\n")
     return 1 if differing else 0
 

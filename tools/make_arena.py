@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 from collections import Counter
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from comlrl.builtin import DATASETS
 from comlrl.rewards.arena.shards import NAMES, right_answer
-from tools.making import Row
+from tools.making import Row, write
 
 # fmt: off
 SYMBOLS = (
@@ -155,11 +154,7 @@ def write_shipped(datasets: Mapping[str, Mapping[str, Path]]) -> None:
     for game, sizes in SHIPPED.items():
         paths = datasets[f"builtin:arena-{game}"]
         for split, num in zip(("train", "eval"), sizes, strict=True):
-            _write(rows(game, num, evaluation=split == "eval"), paths[split])
-
-
-def _write(made: list[Row], out: Path) -> None:
-    out.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
+            write(rows(game, num, evaluation=split == "eval"), paths[split])
 
 
 def main() -> None:
@@ -187,7 +182,7 @@ def main() -> None:
         if name not in ("game", "num", "out", "shipped")
     }
     try:
-        _write(rows(args.game, args.num, **fields), args.out)
+        write(rows(args.game, args.num, **fields), args.out)
     except OSError as error:
         parser.exit(2, f"error: {error}\n")
 

@@ -11,9 +11,9 @@ and letters), ``divisible`` (whether aux and main can both have something to do)
 they then return; main has aux's result as ``part``).
 
 Some combinations of a filter, a map and a reduction are held out: the splits ``train`` and ``eval``
-share none. The split ``transfer`` has another family. In every problem, no program of
-``Source.trivial`` and no constant passes all tests, and neither does the solution without one or
-more of its parts.
+share none, whatever their seeds. The split ``transfer`` has another family. In every problem, no
+program of ``Source.trivial`` and no constant passes all tests, and neither does the solution
+without one or more of its parts.
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ def make_row(problem: Problem, level: str, rng: random.Random) -> Row | None:
     }
 
 
-def is_held_out(problem: Problem, seed: int) -> bool:
-    """Return whether a problem's combination is kept for the split ``eval``."""
-    return random.Random(f"functions/{seed}/{problem.combination}").random() < HELD_OUT
+def is_held_out(problem: Problem) -> bool:
+    """Return whether a problem's combination is kept for the split ``eval``, with all seeds."""
+    return random.Random(f"functions/0/{problem.combination}").random() < HELD_OUT
 
 
 def draw(level: str, families: dict[str, int], rng: random.Random) -> Problem:
@@ -296,7 +296,7 @@ def make_split(split: str, seed: int, sizes: dict[str, dict[str, int]] = SIZES) 
                 raise ValueError(f"{split}: only {len(taken)} problems of level {level} exist")
             problem = draw(level, families, rng)
             parts = json.dumps([problem.source.noun, problem.parts])
-            held_out = split == "transfer" or is_held_out(problem, seed) == (split == "eval")
+            held_out = split == "transfer" or is_held_out(problem) == (split == "eval")
             if not held_out or parts in taken:
                 continue
             row = make_row(problem, level, rng)
@@ -320,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: the shipped files")
     options = parser.parse_args(arguments)
+    if options.seed and options.out is None:
+        parser.error("--seed: the shipped files have seed 0; write others with --out")
     for files, sizes in ((FUNCTIONS, SIZES), (FUNCTIONS_STARTER, STARTER_SIZES)):
         for split, path in files.items():
             path = path if options.out is None else options.out / path.parent.name / path.name

@@ -37,7 +37,7 @@ class Maker:
         for split, (seed, num) in self.seeds.items():
             rows = self.rows(seed, num, taken, split)
             taken |= {row[self.column] for row in rows}
-            _write(rows, paths[split])
+            write(rows, paths[split])
 
     def main(self, **variants: Maker) -> None:
         """Run the command line; a flag named after a variant selects it instead of this maker."""
@@ -58,10 +58,11 @@ class Maker:
         if args.num is None or args.num < 1 or args.out is None:
             parser.error("--num (at least 1) and --out are needed")
         try:
-            _write(maker.rows(args.seed, args.num, maker.shipped(), None), args.out)
+            write(maker.rows(args.seed, args.num, maker.shipped(), None), args.out)
         except (OSError, ValueError) as error:
             parser.exit(2, f"error: {error}\n")
 
 
-def _write(rows: Collection[Row], out: Path) -> None:
+def write(rows: Collection[Row], out: Path) -> None:
+    """Write a JSON line for each row."""
     out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -31,10 +31,17 @@ def test_a_round_of_preferences_is_a_point(tmp_path):
 
     lines = labelled(0, 1.0, 2.0) + labelled(0, 3.0) + labelled(1, 4.0)
     (tmp_path / "preferences.jsonl").write_text(lines)
-    online = [{"step_seconds": 1.0, "tokens": 10}] * 2 + [{"step_seconds": 2.0}] * 2
-    assert points(tmp_path, online) == [
-        Point(reward=2.0, tokens=3 * 3 + 20, seconds=2.0), Point(reward=4.0, tokens=3, seconds=4.0),
+    first, second = {"preferences/labelled": 3.0}, {"preferences/labelled": 4.0}
+    marlhf = [first, *[{"step_seconds": 1.0, "tokens": 10}] * 2, second, {"step_seconds": 2.0}]
+    rounds = [
+        Point(reward=2.0, tokens=3 * 3 + 20, seconds=2.0), Point(reward=4.0, tokens=3, seconds=2.0),
     ]  # fmt: skip
+    assert points(tmp_path, marlhf) == rounds
+    madpo = [{"step_seconds": 2.0, "tokens": 20, **first}, {"step_seconds": 2.0, **second}]
+    assert points(tmp_path, madpo) == rounds
+    stopped = [Point(reward=4.0, tokens=3, seconds=0)]  # after the second round was labelled
+    assert points(tmp_path, madpo[:1]) == rounds[:1] + stopped
+    assert points(tmp_path, marlhf[:-1]) == rounds[:1] + stopped
 
 
 def test_a_step_is_a_point_with_its_neighbors(tmp_path):

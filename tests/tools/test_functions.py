@@ -96,6 +96,17 @@ def test_the_command_line_writes_other_problems(tmp_path, monkeypatch):
     assert len(rows) == 4 and all(all(passed(row, solution(row))) for row in rows)
 
 
+def test_other_problems_do_not_replace_the_shipped_ones(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--seed", "5"])
+    assert ended.value.code == 2 and "--out" in capsys.readouterr().err
+
+
+def test_training_problems_of_any_seed_have_no_combination_of_the_shipped_evaluation():
+    fresh = make_split("train", 7, {"train": {"easy": 100, "medium": 20}})
+    assert not combinations(fresh) & combinations(ROWS["eval"])
+
+
 @pytest.mark.parametrize("split", ROWS)
 def test_solutions_pass_and_simpler_programs_do_not(split):
     for row in ROWS[split]:
@@ -121,14 +132,15 @@ def test_examples_are_right_and_are_no_tests():
             assert argument not in inputs and repr(function(eval(argument))) == lines[i + 1]
 
 
-def test_no_combination_is_in_two_splits():
-    def combinations(split: str) -> set[tuple[str, ...]]:
-        names = ("filter", "map", "reduction")
-        return {tuple(row["parts"].get(name, "") for name in names) for row in ROWS[split]}
+def combinations(rows: list[dict]) -> set[tuple[str, ...]]:
+    names = ("filter", "map", "reduction")
+    return {tuple(row["parts"].get(name, "") for name in names) for row in rows}
 
-    train, held_out, transfer = map(combinations, ("train", "eval", "transfer"))
-    assert not train & held_out and not train & transfer
-    assert not combinations("starter train") & combinations("starter eval")
+
+def test_no_combination_is_in_two_splits():
+    sets = {split: combinations(rows) for split, rows in ROWS.items()}
+    assert not sets["train"] & sets["eval"] and not sets["train"] & sets["transfer"]
+    assert not sets["starter train"] & sets["starter eval"]
     families = {split: {row["family"] for row in ROWS[split]} for split in FUNCTIONS}
     assert families["transfer"] == {"pairs"} and "pairs" not in families["train"]
     assert families["train"] == families["eval"] and len(families["train"]) == 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -76,6 +78,23 @@ def test_sizes(model, tokenizer):
     assert len(tokenizer) + 16 <= model.config.vocab_size  # room for tokens that loaders add
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and tokenizer.chat_template is None
     assert {f"builtin:{name}" for name in ARENA} <= set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("module", "option"),
+    [
+        ("tiny_player", "--seed"),
+        ("tiny_player", "--steps"),
+        ("tiny_coder", "--seed"),
+    ],
+)
+def test_other_weights_do_not_replace_the_shipped_ones(module, option, monkeypatch, capsys):
+    program = importlib.import_module(f"tools.{module}.pretrain")
+    monkeypatch.setattr(program, "pretrain", lambda *_: pytest.fail("begun"))
+    monkeypatch.setattr(sys, "argv", ["pretrain", option, "7"])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2 and "--out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

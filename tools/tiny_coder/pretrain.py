@@ -269,6 +269,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.seed and args.out is None:
+        parser.error("--seed: the model in the default folder has seed 0; write others with --out")
     with CodeReward() as reward:
         if args.long:
             model, tokenizer = pretrain(LONG_PHASES, args.seed, reward, start=TINY_CODER)

@@ -163,13 +163,16 @@ def train(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pretrain tiny-player.")
-    parser.add_argument("--out", type=Path, default=TINY_PLAYER, help="default: the shipped one")
+    parser.add_argument("--out", type=Path, help="folder; default: the shipped one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
+    if args.out is None and (args.seed, args.steps) != (0, STEPS):
+        parser.error(f"the shipped model has seed 0 and {STEPS} steps; write others with --out")
+    out = args.out or TINY_PLAYER
     model, tokenizer = pretrain(args.seed, args.steps)
-    model.bfloat16().save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    model.bfloat16().save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":
