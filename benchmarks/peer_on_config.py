@@ -53,6 +53,7 @@ def job_of(file: str, overrides: Sequence[str]) -> dict[str, Any]:
         "threads": available_cores(),
         "epochs": 1000,
         "num_generations": section.num_generations,
+        "joint_mode": {"align": "aligned"}.get(section.joint_mode, section.joint_mode),
         "max_new_tokens": section.max_new_tokens,
         "temperature": section.temperature,
         "top_p": section.top_p or 1.0,
@@ -80,12 +81,12 @@ def main() -> None:
     )
     parser.add_argument("config")
     parser.add_argument("--rates", type=float, nargs="+", required=True)
-    parser.add_argument("--minutes", type=float, required=True, help="of training, for each rate")
+    parser.add_argument("--minutes", type=float, required=True, help="CPU time of each training")
     parser.add_argument("--override", nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "peer")
     options = parser.parse_args()
     make_peer()
-    job = job_of(options.config, options.override) | {"seconds": 60 * options.minutes}
+    job = job_of(options.config, options.override) | {"cpu_seconds": 60 * options.minutes}
     head = ["rate", "joint actions", "updates", "first mean reward", "last", "pass@1", "teamwork"]
     rows = []
     for rate in options.rates:
