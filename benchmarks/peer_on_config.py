@@ -86,7 +86,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "peer")
     options = parser.parse_args()
     make_peer()
-    job = job_of(options.config, options.override) | {"cpu_seconds": 60 * options.minutes}
+    job = job_of(options.config, options.override) | {
+        "clock": "process_time",
+        "seconds": 60 * options.minutes,
+    }
     head = ["rate", "joint actions", "updates", "first mean reward", "last", "pass@1", "teamwork"]
     rows = []
     for rate in options.rates:
