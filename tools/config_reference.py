@@ -29,7 +29,8 @@ from `comlrl/config/sections.py` and `comlrl/config/algorithms_*.py`.
 A file is YAML, with the sections below and one named after the algorithm. Every key has a default.
 `--override` takes dotted keys, for example
 `--override magrpo.learning_rate=1e-4 dataset.eval_split=test[:16] wandb=null`. Values are YAML or
-Python literals. The last of file, older flags and `--override` wins.
+Python literals, and those of `prompts.*` plain text. The last of file, older flags and
+`--override` wins.
 
 ## Start with these 12 keys
 

@@ -280,7 +280,7 @@ class Config:
         """Return the adapter settings of each agent."""
         changes = [{} if agent.lora is None else asdict(agent.lora) for agent in self.team]
         return tuple(
-            replace(self.lora, **{key: value for key, value in of_agent.items() if value})
+            replace(self.lora, **{k: value for k, value in of_agent.items() if value is not None})
             for of_agent in changes
         )
 
@@ -335,16 +335,24 @@ class Config:
             why = "output.save_final_model=auto saves adapters, and lora.enabled=false trains none"
         return f"this run leaves no weights: {why}; set output.save_final_model=true to save them"
 
+    @property
+    def _completion_limits(self) -> list[int]:
+        """Return max_new_tokens of each role that sets it, and the algorithm's unless all do."""
+        limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
+        named = [limit for limit in limits if limit is not None]
+        return (
+            named
+            if len(named) == self.section.num_agents
+            else [*named, self.section.max_new_tokens]
+        )
+
     def context_length(self, holds: int) -> int:
         """Return the limit of prompt and completion tokens together: max_length, or ``holds``, the
         models' limit, if that is less.
 
         Raises UserError if that leaves no room for a prompt.
         """
-        limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
-        named = [limit for limit in limits if limit is not None]
-        common = [self.section.max_new_tokens] if len(named) < self.section.num_agents else []
-        written = max(*named, *common, self.evaluation.max_new_tokens or 0, 0)
+        written = max(*self._completion_limits, self.evaluation.max_new_tokens or 0, 0)
         if holds <= written:
             raise UserError(
                 f"{self.algorithm}.max_new_tokens: {written} leaves no room for a prompt in the "
@@ -396,10 +404,11 @@ class Config:
                 f"output.save_best: true, and {self.algorithm}.eval_interval=0 evaluates nothing; "
                 "set it above 0"
             )
-        if self.agent_model.max_length <= self.section.max_new_tokens:
+        common = self.section.max_new_tokens
+        if self.agent_model.max_length <= common and common in self._completion_limits:
             yield (
                 f"agent_model.max_length: {self.agent_model.max_length} leaves no room for a "
-                f"prompt before {self.algorithm}.max_new_tokens={self.section.max_new_tokens}"
+                f"prompt before {self.algorithm}.max_new_tokens={common}"
             )
 
     def _agent_problems(self) -> Iterator[str]:

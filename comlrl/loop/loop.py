@@ -163,7 +163,7 @@ class Loop:
         rounds = trainer if isinstance(trainer, InRounds) else None
         present = self.schedule.round_of(self.counters.steps)
         self._reach()
-        if rounds is not None:
+        if rounds is not None and (self.counters.steps or not self._over):
             started = time.monotonic()
             rounds.begin_round(present)
             self.counters.train_seconds += time.monotonic() - started

@@ -38,7 +38,6 @@ from comlrl.quoting import one_line
 transformers_logging.disable_progress_bar()  # one for each model read or written
 TOKENIZER_SAFETY: Mapping[str, Any] = {"trust_remote_code": False}
 MODEL_SAFETY: Mapping[str, Any] = {"trust_remote_code": False, "weights_only": True}
-CHECKPOINTING: Mapping[str, Any] = {"use_reentrant": False}
 MODEL_KEY = "agent_model.name"  # the setting that errors name
 
 
@@ -106,8 +105,7 @@ def load_team(
             peft, copies = _with_adapters(model, name, lora, indices, copied, untrained)
             router = add_router(model)
             if router is not None and section.gradient_checkpointing:
-                contexts = router.checkpoint_contexts
-                model.gradient_checkpointing_enable({**CHECKPOINTING, "context_fn": contexts})
+                checkpoint_activations(model, context_fn=router.checkpoint_contexts)
         elif reference and indices[0] not in untrained:
             frozen = copy.deepcopy(model).requires_grad_(False)
             start = Agent(
@@ -245,9 +243,17 @@ def load_model(
                 parameter.data = parameter.data.clone()
     model.eval()  # dropout in a policy would make sampling and scoring disagree
     if section.gradient_checkpointing:
-        model.gradient_checkpointing_enable(dict(CHECKPOINTING))
+        checkpoint_activations(model)
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def checkpoint_activations(model: Any, **options: Any) -> None:
+    """Recompute activations of layers in the backward pass instead of storing them."""
+    # transformers renamed the method in 5.23
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    enable = getattr(model, new, None) or getattr(model, old)
+    enable({"use_reentrant": False, **options})
 
 
 def _attends(section: AgentModelConfig, source: str, attention: str) -> bool:

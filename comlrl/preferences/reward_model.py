@@ -232,11 +232,14 @@ class ModelReward(Reward):
         self.restored: tuple[Facts, dict[str, torch.Tensor]] | None = None
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        assert self.model is not None
+        if self.model is None:  # no step was made
+            return {}
         facts = json.dumps(asdict(self.model.facts)).encode()
         return self.model.weights() | {"facts": torch.tensor(list(facts), dtype=torch.uint8)}
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        if not tensors:
+            return
         weights = {name: tensor for name, tensor in tensors.items() if name != "facts"}
         self.restored = Facts(**json.loads(bytes(tensors["facts"].tolist()))), weights
 
@@ -260,7 +263,7 @@ class ModelReward(Reward):
     def of_evaluation(self, trees: Sequence[RolloutResult]) -> dict[str, float]:
         """Return the model's mean score of evaluation trees, reported beside their task reward."""
         actions = [action for tree in trees for action in tree.scored_actions()]
-        if not actions:
+        if not actions or self.model is None:  # a run of 0 steps fits no model
             return {}
         values = self._values(actions)
         return {"model_score_mean": sum(values) / len(values)}

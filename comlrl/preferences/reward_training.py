@@ -99,7 +99,7 @@ def train(
         )
     if not rows:
         raise PreferenceError(
-            f"reward_max_length: {fit.max_length} tokens hold none of the {len(pairs)} pairs; "
+            f"marlhf.reward_max_length: {fit.max_length} tokens hold none of {len(pairs)} pairs; "
             "raise it"
         )
     _fit(reward, base, fit, rows, work_dir, say)

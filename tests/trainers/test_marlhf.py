@@ -25,7 +25,7 @@ from tests.support import loops
 from tests.support.fakes import task
 from tests.support.made_runs import TASK, node
 from tests.support.preferences import candidates
-from tests.support.runs import ROOT, Zygote, metrics, resolved
+from tests.support.runs import ROOT, Zygote, metrics, resolved, small_of
 from tests.support.tiny_trainers import Recorder
 
 CONFIG = str(ROOT / "configs/marlhf_quickstart.yaml")
@@ -339,3 +339,12 @@ def test_a_round_with_too_few_pairs_trains_nothing_and_the_run_comes_to_its_end(
     summary = json.loads((folder / "summary.json").read_text())
     assert 3 * 32 < summary["env_steps"] < 3 * 32 + 2 * 8  # online on the tasks with pairs alone
     assert (folder / "final_model").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["madpo", "marlhf"])
+def test_a_run_of_no_steps_evaluates_and_collects_nothing(zygote, tmp_path, algorithm):
+    folder = tmp_path / "run"
+    keys = [f"{algorithm}.num_train_epochs=0", f"{algorithm}.max_steps=null"]
+    zygote.finish(algorithm, [*small_of(algorithm, folder), *keys])
+    assert [line["phase"] for line in metrics(folder)] == ["eval"]
+    assert not (folder / "preferences.jsonl").exists()

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,12 @@ def check(config: Config, resume: bool) -> list[str]:
     hub.check_data(config.dataset.name, config.beside)
     models = config.named_models
     init_from.check_models(models, config.beside)
-    for lora, name in zip(config.loras, config.agent_models, strict=True):
-        init_from.check_target_modules(lora, [name])
+    roles = list(config.agents) if isinstance(config.agents, Mapping) else []
+    for agent, (lora, name) in enumerate(zip(config.loras, config.agent_models, strict=True)):
+        changed = config.team[agent].lora
+        named = changed is not None and changed.target_modules is not None
+        key = f"agents.{roles[agent]}.lora.target_modules" if named else "lora.target_modules"
+        init_from.check_target_modules(lora, [name], key)
     init_from.check_target_modules(config.lora, list(config.other_models.values()))
     notices = [config.no_weights] if config.no_weights else []
     fixed = any(not agent.train for agent in config.team)  # checkpoints lack untrained agents

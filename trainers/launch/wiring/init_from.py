@@ -69,17 +69,18 @@ def check_models(named: Iterable[tuple[str, str]], beside: Path) -> None:
             )
 
 
-def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
-    """Raise UserError if ``lora.target_modules`` names layers that no available model has."""
+def check_target_modules(
+    lora: LoraSection, models: Sequence[str], key: str = "lora.target_modules"
+) -> None:
+    """Raise UserError, naming the key, if an adapter's ``target_modules`` names layers that no
+    available model has."""
     modules = lora.target_modules
     if not lora.enabled or modules == "all-linear":
         return
     layers = [modules] if isinstance(modules, str) else modules
     listed = isinstance(layers, list | tuple) and len(layers) > 0
     if not listed or not all(isinstance(layer, str) for layer in layers):
-        raise UserError(
-            f"lora.target_modules: {modules!r}; set all-linear or a list of the names of layers"
-        )
+        raise UserError(f"{key}: {modules!r}; set all-linear or a list of the names of layers")
     wanted: list[str | list[str]] = (
         [modules] if isinstance(modules, str) else [[w] for w in modules]
     )
@@ -90,14 +91,14 @@ def check_target_modules(lora: LoraSection, models: Sequence[str]) -> None:
         for each in wanted:
             if other := sorted(layer for layer in size.nonlinear if is_target(layer, each)):
                 raise UserError(
-                    f"lora.target_modules: {modules!r} names '{other[0]}' of '{name}', which is no "
+                    f"{key}: {modules!r} names '{other[0]}' of '{name}', which is no "
                     "linear layer and gets no trained adapter; leave it out"
                 )
             if not any(is_target(layer, each) for layer in size.layers):
                 missing = each if isinstance(each, str) else each[0]
                 linear = sorted({layer.rpartition(".")[2] for layer in size.linear})
                 raise UserError(
-                    f"lora.target_modules: '{missing}' is not a layer of '{name}'; "
+                    f"{key}: '{missing}' is not a layer of '{name}'; "
                     + near(missing, linear, "choose from {}")
                 )
 

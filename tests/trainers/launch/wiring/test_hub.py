@@ -101,6 +101,13 @@ def test_target_modules_that_match_nothing_are_refused_in_the_dry_run(given, nam
     assert error.startswith("error: lora.target_modules: ") and named in error
 
 
+@pytest.mark.parametrize("given", ["[]", "[nothing]"])
+def test_errors_of_one_agents_adapter_name_its_key(given, capsys):
+    keys = arguments(f"agents.aux.lora.target_modules={given}")
+    assert main("magrpo", None, [*keys, "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("error: agents.aux.lora.target_modules: ")
+
+
 @pytest.mark.parametrize("good", ["[q_proj,v_proj]", ".*q_proj", "[layers.0.self_attn.q_proj]"])
 def test_target_modules_that_match_pass_the_dry_run(good):
     assert main("magrpo", None, [*arguments(f"lora.target_modules={good}"), "--dry-run"]) == 0

@@ -95,6 +95,14 @@ def test_mistakes_are_one_line(settings, message):
     assert "\n" not in str(refused.value)
 
 
+def test_a_limit_that_no_agent_has_needs_no_room():
+    settings = ["agent_model.max_length=200", "magrpo.max_new_tokens=256"]
+    each = [f"sampling.{role}.max_new_tokens=8" for role in ("aux", "main")]
+    assert resolved(QUICKSTART, *settings, *each)
+    with pytest.raises(UserError, match=r"agent_model\.max_length: 200 leaves no room"):
+        resolved(QUICKSTART, *settings, each[0])
+
+
 def test_agents_of_one_policy_may_differ_in_length_alone(tmp_path):
     with pytest.raises(UserError, match=r"sampling\.aux\.temperature: 0\.7 with shppo"):
         config("shppo", **APART)
