@@ -337,14 +337,12 @@ class Config:
 
     @property
     def _completion_limits(self) -> list[int]:
-        """Return max_new_tokens of each role that sets it, and the algorithm's unless all do."""
+        """Return ``max_new_tokens`` of each role that sets it, and the algorithm's unless all do."""
         limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
-        named = [limit for limit in limits if limit is not None]
-        return (
-            named
-            if len(named) == self.section.num_agents
-            else [*named, self.section.max_new_tokens]
-        )
+        used = [limit for limit in limits if limit is not None]
+        if len(used) < self.section.num_agents:
+            used.append(self.section.max_new_tokens)
+        return used
 
     def context_length(self, holds: int) -> int:
         """Return the limit of prompt and completion tokens together: max_length, or ``holds``, the
