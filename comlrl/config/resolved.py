@@ -337,7 +337,7 @@ class Config:
 
     @property
     def _completion_limits(self) -> list[int]:
-        """Return ``max_new_tokens`` of each role that sets it, and the algorithm's unless all do."""
+        """Return each role's ``max_new_tokens``, and the algorithm's if a role has none."""
         limits = [settings.max_new_tokens for settings in self.role_sampling.values()]
         used = [limit for limit in limits if limit is not None]
         if len(used) < self.section.num_agents:
