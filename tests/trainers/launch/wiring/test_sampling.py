@@ -208,7 +208,8 @@ def test_tables_of_evaluations_tell_who_sampled_otherwise():
     result = {
         "baseline": None, "checkpoint": "run", "model": "m", "tasks": 1, "dataset": "d",
         "split": "eval", "samples": 1, "num_agents": 2, "num_turns": 1, "seed": 1,
-        "turn_order": "simultaneous", "roles": ["aux", "main"], "metrics": {}, "intervals": {}, "budget": {},
+        "turn_order": "simultaneous", "roles": ["aux", "main"], "metrics": {}, "intervals": {},
+        "budget": {},
         "sampling": {"temperature": 1.0, "top_p": None, "top_k": None},
         "settings": {"domain": "code", "sampling": {"aux": {"max_new_tokens": 5, "top_p": None}}},
     }  # fmt: skip
